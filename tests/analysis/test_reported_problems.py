@@ -2,11 +2,19 @@
 
 from dataclasses import replace
 
+import pytest
 from truth.asynchronous_runs import Plan, Simulation, with_syncs
 from truth.asynchronous_runs import events_of as asynchronous_events
 from truth.rows import event_row
-from truth.synthetic import SECOND, events_of, tables_of
-from truth.test_culprits import each_request, every, found_in, healthy, seconds_per_step
+from truth.synthetic import SECOND, Request, Turn, events_of, tables_of
+from truth.test_culprits import (
+    each_request,
+    each_turn,
+    every,
+    found_in,
+    healthy,
+    seconds_per_step,
+)
 from truth.test_findings import turns_with
 
 from verl_profiler.analysis.registry import explained, explanations
@@ -135,6 +143,124 @@ def test_a_host_that_comes_late_is_named_and_not_one_whose_passes_wait_for_it():
 
     assert ("slow_ranks", "host-1") == (rows[0]["finding"], rows[0]["culprit"])
     assert 2.0 == round(rows[0]["recoverable_s"], 2)
+
+
+def test_a_host_whose_ranks_are_all_late_is_named_after_few_steps_though_there_are_two():
+    """In five syncs one of two hosts is last by chance every 16th time, but not all of its ranks."""
+    hosts = {f"actor_{rank}": f"host-{rank // 2}" for rank in range(4)}
+
+    def synced(phase, number):
+        if phase.name != "update_weights":
+            return phase
+        late = (0, 0, 2 * SECOND, 2 * SECOND)
+        return replace(phase, ranks_us=tuple(900_000 + us + 1_000 * (number % 3) for us in late))
+
+    steps = (healthy(number) for number in range(1, 7))
+    events, _ = events_of(
+        *(
+            replace(step, phases=tuple(synced(phase, number) for phase in step.phases))
+            for number, step in enumerate(steps)
+        )
+    )
+    rows = explained(tables_of(events, hosts=hosts))["findings"]
+
+    assert ("weight_sync", "host-1", 2.0) == (
+        rows[0]["finding"],
+        rows[0]["culprit"],
+        round(rows[0]["recoverable_s"], 1),
+    )
+
+
+def test_requests_that_wait_for_a_lock_of_their_worker_are_few_at_once():
+    """One worker's are longer, so that the others have long ended and the average is far below the most."""
+    long = turns_with(token_us=60_000)
+    steps = []
+    for number in range(1, 7):
+        step = each_request(
+            healthy(number),
+            lambda _, request: long(request) if request.worker == 1 else request,
+        )
+        rows = [row for row in events_of(step)[0] if row["event"] == "request"]
+        free_us = [10_000] * 4
+        queued = []
+        for request, row in zip(step.requests, rows, strict=True):
+            queued.append(replace(request, begin_us=free_us[request.worker]))
+            free_us[request.worker] += row["duration_us"] + 1_000
+        steps.append(replace(step, requests=tuple(queued)))
+    rows = explained(tables_of(events_of(*steps)[0]))["findings"]
+
+    assert ("few_at_once", "4 requests are in flight at a time, of 40") == (
+        rows[0]["finding"],
+        rows[0]["culprit_text"],
+    )
+
+
+def test_prefill_of_what_was_cached_before_delays_all_calls_of_its_replica():
+    """One request decodes for 20 s; meanwhile the second calls of eight others each stop the replica for 0.5 s."""
+    long = Request(turns=(Turn(tokens=2_000, prompt=500),))
+    others = [
+        Request(
+            turns=(
+                Turn(tokens=20, prompt=2_000),
+                Turn(tokens=20, prompt=2_100, cached=0, prefill_us=SECOND // 2),
+            ),
+            begin_us=(1 + 2 * number) * SECOND,
+        )
+        for number in range(8)
+    ]
+    rows, _ = found_in(lambda number: replace(healthy(number), requests=(long, *others)), 6)
+
+    (cold,) = (row for row in rows if row["finding"] == "cold_prefix_cache")
+    # 80 of the 2,100 tokens are new.
+    assert 3.8 < cold["recoverable_s"] <= 4.0
+
+
+def test_calls_that_queue_behind_the_first_prefill_of_their_replica_wait_for_it_and_for_no_limit():
+    """The engines compile for 3 s when the first call of a step comes."""
+
+    def compiled(place, request):
+        first, *more = (replace(turn, prompt=100) for turn in request.turns)
+        slow = {"prefill_us": 3 * SECOND} if place in (0, 4) else {"held_us": 3 * SECOND - 1_000}
+        return replace(request, turns=(replace(first, **slow), *more))
+
+    rows, _ = found_in(every(lambda step, _: each_request(step, compiled)), 6)
+
+    assert "slow_prefill" == rows[0]["finding"]
+    # Twenty first calls have 20 ms each at the speed of later ones.
+    assert pytest.approx(3.0 - 20 * 0.02, abs=0.05) == rows[0]["recoverable_s"]
+    assert "engine_queue" not in {row["finding"] for row in rows}
+
+
+def untimed(change=lambda request, turn: turn):
+    """Change each turn; the engines report no times, as by default."""
+    return lambda _place, request, turn: replace(change(request, turn), timed=False)
+
+
+def test_a_slow_replica_is_named_though_the_engines_report_no_times():
+    def slow(request, turn):
+        return replace(turn, token_us=16_000 if request.replica == 1 else 10_000)
+
+    rows, _ = found_in(every(lambda step, _: each_turn(step, untimed(slow))))
+    sound_s, slow_s = (
+        seconds_per_step(every(lambda step, _, change=change: each_turn(step, untimed(change))))
+        for change in (lambda _, turn: turn, slow)
+    )
+
+    assert ("slow_replica", "engine_1") == (rows[0]["finding"], rows[0]["culprit"])
+    assert pytest.approx(slow_s - sound_s, rel=0.2) == rows[0]["recoverable_s"]
+
+
+def test_a_step_with_a_longer_response_takes_no_longer_for_unknown_reasons():
+    """Of six steps without engine times, in one of which a response has six times the tokens."""
+    steps = [each_turn(healthy(number), untimed()) for number in range(1, 8)]
+    first, *others = steps[4].requests
+    long = replace(
+        first, turns=tuple(replace(each, tokens=6 * each.tokens) for each in first.turns)
+    )
+    steps[4] = replace(steps[4], requests=(long, *others))
+    rows = explained(tables_of(events_of(*steps)[0]))["findings"]
+
+    assert not [row for row in rows if row["finding"] in ("uneven_times", "stalled_step")]
 
 
 def test_a_queue_behind_prefill_of_what_was_cached_before_has_its_own_remedy():

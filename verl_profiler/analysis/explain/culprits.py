@@ -179,13 +179,15 @@ def _ranks(earlier: work.Earlier) -> Iterator[Named]:
                 min(begin_us) + sum(end_us - begin_us), NULL
             FROM spans WHERE event = 'forward_backward' GROUP BY ALL
         ), members AS (
-            SELECT * EXCLUDE (host, name), name AS who FROM ranks
+            SELECT * EXCLUDE (host, name), us AS least_us, 1 AS ranks, name AS who FROM ranks
             UNION ALL BY NAME
-            SELECT run, step, phase, at_us, moment, max(us) AS us, min(length_us) AS length_us,
-                'host' AS kind, host AS who FROM ranks GROUP BY ALL
+            SELECT run, step, phase, at_us, moment, max(us) AS us, min(us) AS least_us,
+                count(*) AS ranks, min(length_us) AS length_us, 'host' AS kind, host AS who
+            FROM ranks GROUP BY ALL
         ), placed AS (
             SELECT run, step, phase, at_us, kind, moment, count(*) AS many,
                 arg_max(who, (us, who)) AS who, max(us) AS last_us, min(us) AS first_us,
+                sum(ranks) AS ranks, arg_max(least_us, (us, who)) > max(us, 2)[2] AS apart,
                 -- Of a late start only what the others wait in collectives, which makes theirs longer.
                 max(us) - least(max(us) - max(us, 2)[2], CASE WHEN moment = 'start'
                     THEN max(length_us) - arg_max(length_us, (us, who)) END) AS next_us
@@ -218,6 +220,9 @@ def _ranks(earlier: work.Earlier) -> Iterator[Named]:
                     continue
                 # Some never led.
                 many = max(len({row["who"] for row in own}), *(row["many"] for row in own))
+                if all(row["apart"] for row in own):
+                    # All ranks of a host come after all others: each might have been any other.
+                    many = max(many, *(row["ranks"] for row in own))
                 places = [
                     Place(row["step"], {row["who"]: row["late_s"]}, row["phase"]) for row in own
                 ]

@@ -14,7 +14,7 @@ from verl_profiler.analysis.explain.concentration import (
 )
 from verl_profiler.analysis.explain.rollout_culprits import shares_of
 from verl_profiler.analysis.explain.step_rows import KV_FULL
-from verl_profiler.analysis.explain.work import Earlier, in_work
+from verl_profiler.analysis.explain.work import Earlier, held_up, in_work
 from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
@@ -28,14 +28,13 @@ def engines(earlier: Earlier) -> Iterator[Named]:
     """Find the replicas where last requests queue, are retracted, or lose their prefix cache."""
     tables, steps = earlier.tables, earlier.steps
     shares = shares_of(tables, "engine_name", "engine_calls", steps)
-    sooner = earlier(
-        "SELECT run, step, name, request_id, 'cold' AS who, sum(cold_us) AS cut_us FROM engine_call_times "
-        f"WHERE cold_us > 0 AND NOT validate AND {in_work(steps)} GROUP BY ALL",
-        "prefill",
+    cold = (
+        "SELECT * FROM engine_calls JOIN (SELECT run, engine_request_id, sum(cold_us) AS cold_us FROM engine_call_times "
+        f"GROUP BY ALL) USING (run, engine_request_id) WHERE NOT validate AND prefill_us > 0 AND {in_work(steps)}"
     )
-    for (run, _), places in sooner.items():
-        if run in earlier.cycles:
-            yield lost_to(run, "cold_prefix_cache", "phase", "prefill", places)
+    sooner = earlier(
+        held_up(cold, "length_us * sum(cold_us) / sum(prefill_us)", "coalesce(cold_us, 0)"), "all"
+    )
     for run, own in by_run(lost_by_engine(tables, steps)).items():
         by_calls = shares.get(run, {})
         for finding, about in _ABOUT.items():
@@ -51,11 +50,13 @@ def engines(earlier: Earlier) -> Iterator[Named]:
                 culprit = concentration("replica", places, expected, verb=about)
                 if finding == "retractions":
                     culprit = replace(culprit, because=_retracted(tables, run, steps))
-                lost_s = lost_in(places)
                 if finding == "cold_prefix_cache":
-                    # Others end last without it.
-                    lost_s = min(lost_s, lost_in(sooner.get((run, "cold"), [])))
-                yield Named(run, finding, culprit, lost_s)
+                    # What other calls prefill delays the last request as well.
+                    places = sooner.get((run, "prefill"), []) if culprit.who else []
+                if places:
+                    yield Named(run, finding, culprit, lost_in(places))
+    for (run, _), places in sooner.items():
+        yield lost_to(run, "cold_prefix_cache", "phase", "prefill", places)
 
 
 def _retracted(tables: Tables, run: str, steps: Steps) -> str:

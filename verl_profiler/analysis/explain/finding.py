@@ -420,7 +420,7 @@ def _superfluous(finding: Finding, found: Mapping[str, Finding]) -> str | None:
         return most if gain - less < rule.least * (finding.step_s - less) else None
     # The same one, of which it was measured what it does; a phase may lose time to several things.
     own = finding.culprit.who if finding.culprit.kind != "phase" else None
-    alike = [name for name in others if found[name].culprit.who == own is not None]
+    alike = [name for name in others if own in (found[name].culprit.who or "").split(", ")]
     if alike:
         return max(alike, key=lambda name: others[name])
     return most if most is not None and others[most] >= gain / 2 > 0 else None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from verl_profiler.analysis.explain.concentration import EVIDENCE, Culprit, Named
 from verl_profiler.analysis.explain.finding import in_few
 from verl_profiler.analysis.explain.forward_passes import FORWARD
+from verl_profiler.analysis.explain.step_rows import IN_ENGINE
 from verl_profiler.analysis.selection import Rows, Steps, in_steps, nested
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.units import counted, seconds
@@ -129,12 +130,12 @@ def _lengths(tables: Tables, steps: Steps) -> dict[str, dict[str, dict[int, floa
 
 
 def _work(tables: Tables, steps: Steps) -> dict[str, dict[str, dict[int, tuple[float, float]]]]:
-    """Return tokens and milliseconds per token by run, phase and step; of gen, those of decoding."""
+    """Return tokens and milliseconds per token by run, phase and step; of gen, those in the engines."""
     rows = tables.rows(
         f"""
         SELECT run, step, 'gen' AS phase, sum(decoded_tokens * coalesce(sampled, 1)) AS tokens,
-            sum(decode_us) / sum(decoded_tokens) / 1e3 AS token_ms
-        FROM engine_call_times WHERE NOT validate AND decode_us > 0 AND decoded_tokens > 0
+            sum({IN_ENGINE}) / sum(decoded_tokens) / 1e3 AS token_ms
+        FROM engine_call_times WHERE NOT validate AND {IN_ENGINE} > 0 AND decoded_tokens > 0
             AND {in_steps(steps)} GROUP BY run, step
         UNION ALL
         SELECT run, step, phase, tokens, duration_us / tokens / 1e3 FROM phase_tokens

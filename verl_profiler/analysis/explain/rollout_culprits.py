@@ -19,6 +19,7 @@ from verl_profiler.analysis.explain.concentration import (
 )
 from verl_profiler.analysis.explain.over_time import shape_of
 from verl_profiler.analysis.explain.replica_speed import SLOWER
+from verl_profiler.analysis.explain.step_rows import IN_ENGINE
 from verl_profiler.analysis.explain.stragglers import REASONS
 from verl_profiler.analysis.explain.work import (
     LATER,
@@ -468,7 +469,7 @@ def _slower(
 # The column of `engine_call_times` that has who was slow.
 _COLUMN = {"replica": "engine_name", "worker": "name"}
 # What takes longer there: a replica's queue moves on as fast as the calls before it.
-_TAKES = {"replica": "(decode_us + coalesce(queue_us, 0))", "worker": "decode_us"}
+_TAKES = {"replica": f"({IN_ENGINE} + coalesce(queue_us, 0))", "worker": IN_ENGINE}
 
 # One is slow at times if it is so in as many steps, and takes so many times as long there; a worker's
 # calls are slow if they do.
@@ -565,7 +566,7 @@ def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterat
             FROM (SELECT run, step, name, request_id, host, kind, duration_us AS us FROM ({calls})
                 UNION ALL SELECT c.run, step, c.name, request_id, p.host, 'decoding',
                     -- A queue moves on as fast as the calls before it.
-                    decode_us + coalesce(queue_us, 0)
+                    {IN_ENGINE} + coalesce(queue_us, 0)
                 FROM engine_call_times AS c JOIN processes AS p USING (run)
                 WHERE p.name = c.engine_name AND NOT validate AND {in_steps(steps)}
             ) JOIN (SELECT unnest($kinds) AS kind, unnest($slower) AS slower) USING (kind)
@@ -669,13 +670,13 @@ def stalls(earlier: Earlier) -> Iterator[Named]:
 
 
 # A kind of work that requests do: its time, how much work it is, and its amount per unit of that; by call.
-_WORK_OF_REQUESTS = """
+_WORK_OF_REQUESTS = f"""
 SELECT run, step, name, request_id, 'tools' AS of, concat('calls of ', coalesce(tool, 'tool')) AS who,
     duration_us AS us, duration_us / 1e6 AS amount, 1 AS units
 FROM tool_calls WHERE duration_us IS NOT NULL AND NOT validate
 UNION ALL
-SELECT run, step, name, request_id, 'decoding', 'decoding', decode_us, decode_us / 1e6, decoded_tokens
-FROM engine_call_times WHERE decode_us > 0 AND decoded_tokens > 0 AND NOT validate
+SELECT run, step, name, request_id, 'decoding', 'decoding', {IN_ENGINE}, {IN_ENGINE} / 1e6, decoded_tokens
+FROM engine_call_times WHERE {IN_ENGINE} > 0 AND decoded_tokens > 0 AND NOT validate
 UNION ALL
 SELECT run, step, name, request_id, 'tokens', 'tokens per request', engine_us, generated_tokens, 1
 FROM requests WHERE engine_us > 0 AND generated_tokens > 0 AND NOT validate

@@ -224,7 +224,8 @@ RULES: dict[str, Rule] = {
         without=("slow_replica",),
     ),
     "slow_prefill": Rule(
-        "Prefill of each request's first call takes longer per token than that of later turns ({who}).",
+        "Prefill of the requests' first calls, or the queue behind it, takes longer per token than that of later "
+        "turns ({who}).",
         "Check what the engines do at the start of a rollout: compilation, CUDA graphs, loading of weights or "
         "caches, or all prompts at once.",
         ("request_engine_time",),
@@ -287,7 +288,7 @@ RULES: dict[str, Rule] = {
         categories=("queue",),
         unseen=True,
         fixes=("running_limit",),
-        without=("kv_bound", "unbalanced_replicas"),
+        without=("kv_bound", "unbalanced_replicas", "slow_prefill"),
     ),
     "kv_bound": Rule(
         "The last request to finish queues {lost_s} per step for space in the KV cache.",
@@ -312,8 +313,7 @@ RULES: dict[str, Rule] = {
         fixes=("engine_memory",),
     ),
     "cold_prefix_cache": Rule(
-        "The last request to finish spends {lost_s} per step on prefill of tokens that were cached "
-        "before.",
+        "Prefill of tokens that were cached before delays the last request to finish by {lost_s} per step.",
         "Send all turns of a conversation with one request id, so that the load balancer keeps its "
         "replica; keep prefix caching on (enable_prefix_caching); more memory for the KV cache if the "
         "replica did not change.",
@@ -336,7 +336,7 @@ RULES: dict[str, Rule] = {
         "memory allows (param_offload, optimizer_offload); an nsys capture shows the gaps.",
         ("device_use", "phase_efficiency", "worker_phases"),
         least=0.05,
-        without=("slow_ranks", "handover", "transfer", "offload"),
+        without=("slow_ranks", "handover", "transfer", "offload", "stalled_step"),
     ),
     "way_to_engine": Rule(
         "The last request to finish spends {lost_s} per step between its worker and the engine "

@@ -23,6 +23,7 @@ from verl_profiler.analysis.explain.concentration import (
     places_of,
 )
 from verl_profiler.analysis.explain.model import Call, Tools, Work, measured_us
+from verl_profiler.analysis.explain.step_rows import IN_ENGINE
 from verl_profiler.analysis.selection import Rows, Steps, by_run, grouped, in_steps, nested
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.units import counted, seconds, share
@@ -43,6 +44,7 @@ __all__ = [
     "decoding",
     "few_at_once",
     "first_prefill",
+    "held_up",
     "in_work",
     "prompts",
     "rank_tokens",
@@ -58,8 +60,9 @@ _LONGER, _OFTEN = 1.5, 3
 # A tool is slow among others if it has at most a third of the calls and so many times the
 # median of each other, with at least so many calls.
 _SLOWER_TOOL, _CALLS = 5, 5
-# Few requests at once: at most this share of a step's requests.
-_FEW = 0.25
+# Few requests at once: at most this share of a step's requests, if most start within this part of the time between
+# two starts after another has ended.
+_FEW, _AT_ONCE = 0.5, 0.1
 
 _ENDED = """
 SELECT run, step, name, request_id, sample, begin_us, end_us, turns, generated_tokens, engine_us FROM requests
@@ -491,31 +494,75 @@ def tool_work(earlier: Earlier) -> Iterator[Named]:
             yield Named(run, finding, culprit, lost_in(places))
 
 
+def held_up(tables: str, lost_us: str, own_us: str) -> str:
+    """Return the SQL of what prefill costs each request: that of all calls of its replicas, for which the others wait.
+
+    The engines run one batch at a time: what they prefill in it delays the calls in their queue, and those that
+    decode.
+
+    Args:
+        tables: SQL of calls: a row of `engine_calls`, and what `lost_us` needs.
+        lost_us: SQL of what prefill that follows without a break takes too long, of its `length_us`, aggregated over
+            its calls.
+        own_us: SQL of what a call's own prefill takes too long: the least that its request loses.
+    """
+    return f"""
+        WITH calls AS ({tables}), prefills AS (
+            SELECT *, least(engine_begin_us + coalesce(parked_us, 0) + coalesce(queue_us, 0), engine_end_us) AS from_us,
+                least(from_us + prefill_us, engine_end_us) AS until_us
+            FROM calls WHERE engine_begin_us IS NOT NULL AND engine_name IS NOT NULL
+        ), apart AS (
+            SELECT *, coalesce(from_us > max(until_us) OVER (PARTITION BY run, engine_name ORDER BY from_us, until_us
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), true)::INTEGER AS is_apart
+            FROM prefills
+        ), numbered AS (
+            SELECT *, sum(is_apart) OVER (PARTITION BY run, engine_name ORDER BY from_us, until_us) AS number FROM apart
+        ), unbroken AS (
+            SELECT run, engine_name, min(from_us) AS from_us, max(until_us) - min(from_us) AS length_us,
+                least(greatest({lost_us}, 0), length_us) AS lost_us
+            FROM numbered GROUP BY run, engine_name, number
+        ), added AS (
+            SELECT *, sum(lost_us) OVER (PARTITION BY run, engine_name ORDER BY from_us) - lost_us AS before_us
+            FROM unbroken
+        ), moments AS (
+            SELECT run, step, name, request_id, engine_name, unnest([engine_begin_us, engine_end_us]) AS at_us,
+                unnest([-1, 1]) AS sign, {own_us} AS own_us
+            FROM prefills
+        )
+        SELECT m.run, step, name, request_id, 'prefill' AS who,
+            greatest(sum(own_us) FILTER (sign = 1),
+                sum(sign * (before_us + lost_us * least((at_us - from_us) / greatest(length_us, 1), 1)))) AS cut_us
+        FROM moments AS m ASOF JOIN added AS a
+            ON a.run = m.run AND a.engine_name = m.engine_name AND a.from_us <= m.at_us
+        GROUP BY ALL HAVING cut_us > 0
+    """
+
+
 def first_prefill(earlier: Earlier) -> Iterator[Named]:
     """Find prefill of the first calls that takes longer per token than that of later turns."""
-    rate = "prefill_us / greatest(prompt_tokens - coalesce(cached_tokens, 0), 1)"
     calls = (
-        "SELECT * FROM engine_calls WHERE NOT validate AND prefill_us IS NOT NULL AND turn IS NOT NULL "
+        "SELECT *, greatest(prompt_tokens - coalesce(cached_tokens, 0), 1) AS tokens FROM engine_calls "
+        "WHERE NOT validate AND prefill_us IS NOT NULL AND prompt_tokens IS NOT NULL AND turn IS NOT NULL "
         f"AND {in_work(earlier.steps)}"
     )
-    cuts = f"""
-        WITH calls AS ({calls}), later AS (
-            SELECT run, median({rate}) AS token_us FROM calls WHERE turn > 0 GROUP BY run
-        )
-        SELECT run, step, name, request_id, 'first calls' AS who, sum(greatest(prefill_us
-            - token_us * greatest(prompt_tokens - coalesce(cached_tokens, 0), 1), 0)) AS cut_us
-        FROM calls JOIN later USING (run) WHERE turn = 0 GROUP BY run, step, name, request_id
+    rated = f"""
+        SELECT * FROM ({calls}) JOIN (
+            SELECT run, median(prefill_us / tokens) AS token_us FROM ({calls}) WHERE turn > 0 GROUP BY run
+        ) USING (run)
     """
-    for (run, _), places in earlier(cuts, "prefill").items():
+    lost_us = "(length_us - sum(token_us * tokens)) * sum(tokens) FILTER (turn = 0) / sum(tokens)"
+    own_us = "CASE WHEN turn = 0 THEN greatest(prefill_us - token_us * tokens, 0) ELSE 0 END"
+    for (run, _), places in earlier(held_up(rated, lost_us, own_us), "all").items():
         (row,) = earlier.tables.rows(
             f"SELECT median(prefill_us) FILTER (turn = 0) / 1e6 AS first_s, "
+            f"max(prefill_us) FILTER (turn = 0) / 1e6 AS longest_s, "
             f"median(prefill_us) FILTER (turn > 0) / 1e6 AS later_s, "
             f"count(DISTINCT engine_name) AS replicas FROM ({calls}) WHERE run = ?",
             [run],
         )
         text = (
-            f"first calls {seconds(row['first_s'])}, later ones {seconds(row['later_s'])} (median, "
-            f"{counted(row['replicas'], 'replica')})"
+            f"first calls {seconds(row['first_s'])}, at most {seconds(row['longest_s'])}, later ones "
+            f"{seconds(row['later_s'])} (median, {counted(row['replicas'], 'replica')})"
         )
         yield lost_to(run, "slow_prefill", "phase", "prefill", places, text=text)
 
@@ -540,9 +587,9 @@ def decoding(tables: Tables, steps: Steps, most: int = 100_000) -> dict[str, Row
         WITH cells AS MATERIALIZED (
             SELECT run, step, engine_name AS replica, name AS worker, sum(decoded_tokens) AS tokens,
                 count(DISTINCT request_id) AS sessions, sum(batch * decoded_tokens) AS loads,
-                sum(batch ^ 2 * decoded_tokens) AS squares, sum(decode_us) AS us,
-                sum(batch * decode_us) AS products
-            FROM engine_call_times WHERE NOT validate AND engine_name IS NOT NULL AND decode_us > 0
+                sum(batch ^ 2 * decoded_tokens) AS squares, sum({IN_ENGINE}) AS us,
+                sum(batch * {IN_ENGINE}) AS products
+            FROM engine_call_times WHERE NOT validate AND engine_name IS NOT NULL AND {IN_ENGINE} > 0
                 AND decoded_tokens > 0 AND batch > 0 AND {in_work(steps)} GROUP BY ALL
         )
         SELECT run, step, replica,
@@ -700,11 +747,15 @@ def _few_at_once(tables: Tables, steps: Steps) -> Rows:
             SELECT run, step, begin_us AS at_us, 1 AS change FROM ended
             UNION ALL SELECT run, step, end_us, -1 FROM ended
         ), running AS (
-            SELECT run, step, sum(change) OVER (PARTITION BY run, step ORDER BY at_us, change) AS running
-            FROM changes
-        ), most AS (SELECT run, step, max(running) AS most FROM running GROUP BY run, step)
+            SELECT run, step, change, sum(change) OVER moments AS running,
+                at_us - max(at_us) FILTER (change < 0) OVER moments AS since_us
+            FROM changes WINDOW moments AS (PARTITION BY run, step ORDER BY at_us, change)
+        ), most AS (
+            SELECT run, step, max(running) AS most, median(since_us) FILTER (change > 0) AS since_us
+            FROM running GROUP BY run, step
+        )
         SELECT run, step, any_value(most) AS most, count(*) AS many,
-            sum(end_us - begin_us) / nullif(max(end_us) - min(begin_us), 0) AS average,
+            any_value(since_us) <= {_AT_ONCE} * (max(end_us) - min(begin_us)) / count(*) AS at_once,
             (max(end_us) - min(begin_us) - max(end_us - begin_us)) / 1e6 AS lost_s,
             arg_max(request_id, end_us) AS request_id
         FROM ended JOIN most USING (run, step) GROUP BY run, step ORDER BY run, step
@@ -715,7 +766,7 @@ def _few_at_once(tables: Tables, steps: Steps) -> Rows:
         few = [
             {**row, "steps": len(own)}
             for row in own
-            if row["most"] <= _FEW * row["many"] and row["average"] >= 0.8 * row["most"]
+            if row["most"] <= _FEW * row["many"] and row["at_once"]
         ]
         found += few if 2 * len(few) > len(own) else []
     return found

@@ -186,11 +186,13 @@ WITH attempts AS MATERIALIZED (
     WINDOW turns AS (PARTITION BY run, step, name, validate, request_id ORDER BY begin_us)
 ), parts AS MATERIALIZED (
     SELECT *, engine_us - held_us - queue_us - prefill_us AS decoding_us,
+        -- Without times of the engine, the batch is that of all of the call.
+        coalesce(decoding_us, engine_us - held_us) AS active_us,
         -- The first token is prefill's, where that is known.
         CASE WHEN prefill_us IS NULL THEN response_tokens ELSE greatest(response_tokens - 1, 0) END
             AS tokens,
         CASE WHEN attempt > 0 OR before_prompt IS NULL THEN 0
-            WHEN cached_tokens < before_prompt / 2
+            WHEN cached_tokens < 0.9 * before_prompt
             THEN least(prompt_tokens, before_prompt + coalesce(before_response, 0)) - cached_tokens
             WHEN cached_tokens IS NOT NULL THEN 0 END AS lost_tokens
     FROM known
@@ -215,8 +217,8 @@ WITH attempts AS MATERIALIZED (
     UNION ALL
     SELECT NULL, run, name, end_us, -1 FROM engine_requests WHERE duration_us IS NOT NULL
     UNION ALL
-    SELECT number, run, engine_name, unnest([engine_end_us - decoding_us, engine_end_us]), 0
-    FROM parts WHERE decoding_us > 0
+    SELECT number, run, engine_name, unnest([engine_end_us - active_us, engine_end_us]), 0
+    FROM parts WHERE active_us > 0
 ), areas AS (
     -- Since the first request, running requests times time.
     SELECT number, (at_us * sum(change) OVER moments - sum(change * at_us) OVER moments)::DOUBLE AS area
@@ -242,7 +244,7 @@ SELECT p.run, p.step, p.name, p.validate, p.request_id, p.turn, p.attempt, p.eng
     CASE WHEN p.prompt_tokens > p.cached_tokens OR p.lost_tokens IS NULL THEN p.lost_tokens
         ELSE 0 END AS lost_tokens,
     p.engine_name <> p.before_name AS moved,
-    b.area / p.decoding_us AS batch, p.sampled
+    b.area / p.active_us AS batch, p.sampled
 FROM (
     SELECT p.*,
         CASE WHEN lost_tokens > 0 AND prompt_tokens > cached_tokens
