@@ -554,15 +554,14 @@ def first_prefill(earlier: Earlier) -> Iterator[Named]:
     own_us = "CASE WHEN turn = 0 THEN greatest(prefill_us - token_us * tokens, 0) ELSE 0 END"
     for (run, _), places in earlier(held_up(rated, lost_us, own_us), "all").items():
         (row,) = earlier.tables.rows(
-            f"SELECT median(prefill_us) FILTER (turn = 0) / 1e6 AS first_s, "
-            f"max(prefill_us) FILTER (turn = 0) / 1e6 AS longest_s, "
+            f"SELECT max(prefill_us) FILTER (turn = 0) / 1e6 AS first_s, "
             f"median(prefill_us) FILTER (turn > 0) / 1e6 AS later_s, "
             f"count(DISTINCT engine_name) AS replicas FROM ({calls}) WHERE run = ?",
             [run],
         )
         text = (
-            f"first calls {seconds(row['first_s'])}, at most {seconds(row['longest_s'])}, later ones "
-            f"{seconds(row['later_s'])} (median, {counted(row['replicas'], 'replica')})"
+            f"first calls up to {seconds(row['first_s'])}, later ones {seconds(row['later_s'])} (median, "
+            f"{counted(row['replicas'], 'replica')})"
         )
         yield lost_to(run, "slow_prefill", "phase", "prefill", places, text=text)
 
