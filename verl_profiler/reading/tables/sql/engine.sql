@@ -192,7 +192,8 @@ WITH attempts AS MATERIALIZED (
         CASE WHEN prefill_us IS NULL THEN response_tokens ELSE greatest(response_tokens - 1, 0) END
             AS tokens,
         CASE WHEN attempt > 0 OR before_prompt IS NULL THEN 0
-            WHEN cached_tokens < 0.9 * before_prompt
+            -- Engines cache whole blocks of tokens.
+            WHEN cached_tokens < greatest(before_prompt / 2, 0.9 * before_prompt - 64)
             THEN least(prompt_tokens, before_prompt + coalesce(before_response, 0)) - cached_tokens
             WHEN cached_tokens IS NOT NULL THEN 0 END AS lost_tokens
     FROM known
