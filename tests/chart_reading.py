@@ -1,6 +1,6 @@
 """What one can read in a chart: its texts, and the rows that it draws."""
 
-__all__ = ["data_in", "panels_of", "title_of", "words"]
+__all__ = ["channels", "data_in", "panels_of", "title_of", "words"]
 
 
 def _inner(spec):

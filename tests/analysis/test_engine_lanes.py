@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from chart_reading import data_in, panels_of, words
+from chart_reading import channels, data_in, panels_of, words
 from truth.engine_readings import reading
 from truth.synthetic import EPOCH, Request, Step, Turn, events_of, run_of, tables_of
 from truth.test_engine_time import drawn_requests
@@ -89,7 +89,7 @@ def test_the_longest_step_is_shown_unless_another_is_named():
 
 
 def test_the_longest_step_is_drawn_from_its_first_call():
-    """Readings before it are left out, but for the one that holds then; ten engines are eight."""
+    """Readings before it are left out, but for the one that holds then, which is cut; ten engines are eight."""
     short = Step(tuple(Request(replica=place) for place in range(10)))
     long = Step(
         tuple(
@@ -113,11 +113,22 @@ def test_the_longest_step_is_drawn_from_its_first_call():
     assert "10 engines, 8 of them shown" in words(spec)
     begin_s = min(row["at_s"] for row in calls)
     if "engine_4" in panels:
-        assert [(0, 1), (0.4, 2)] == [
+        assert [(-0.3, 1), (0.4, 2)] == [
             (pytest.approx(row["at_s"] - begin_s, abs=1e-4), row["requests"])
             for row in loads
             if row.get("what") == "running"
         ]
+        lines = [
+            each
+            for group in panels_of(spec)
+            for layers in group.get("layer", ())
+            for each in layers.get("layer", ())
+            if each["mark"]["type"] == "line"
+        ]
+        assert lines
+        for each in lines:
+            assert each["mark"]["clip"]
+            assert pytest.approx(begin_s) == channels(each)["x"]["scale"]["domainMin"]
 
 
 def chart_of(tables):

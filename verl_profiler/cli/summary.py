@@ -10,7 +10,8 @@
 Of a console log or a file of metrics (verl's file logger, W&B, MLflow), the
 timers are summarized. -v shows everything: all phases, findings with their
 causes, warnings, and a line for each step. --follow refreshes the summary of a
-running training until it ends, and waits for a run that does not exist yet. NO_COLOR disables colors.
+running training until it ends, and waits for a run that does not exist yet.
+NO_COLOR disables colors.
 """
 
 from __future__ import annotations

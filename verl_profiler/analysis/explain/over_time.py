@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from verl_profiler.analysis.explain.concentration import EVIDENCE, Culprit, Named
 from verl_profiler.analysis.explain.finding import in_few
 from verl_profiler.analysis.explain.forward_passes import FORWARD
-from verl_profiler.analysis.explain.step_rows import IN_ENGINE
 from verl_profiler.analysis.selection import Rows, Steps, in_steps, nested
-from verl_profiler.reading.tables.derivations import SYNCHRONOUS
+from verl_profiler.reading.tables.derivations import IN_ENGINE, SYNCHRONOUS
 from verl_profiler.units import counted, seconds
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from verl_profiler.analysis.explain.concentration import (
 )
 from verl_profiler.analysis.explain.over_time import shape_of
 from verl_profiler.analysis.explain.replica_speed import SLOWER
-from verl_profiler.analysis.explain.step_rows import IN_ENGINE
 from verl_profiler.analysis.explain.stragglers import REASONS
 from verl_profiler.analysis.explain.work import (
     LATER,
@@ -41,7 +40,7 @@ from verl_profiler.analysis.selection import (
     in_steps,
     nested,
 )
-from verl_profiler.reading.tables.derivations import STALL_NOTICED_US, SYNCHRONOUS
+from verl_profiler.reading.tables.derivations import IN_ENGINE, STALL_NOTICED_US, SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, seconds, share
 

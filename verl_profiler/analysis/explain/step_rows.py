@@ -9,7 +9,6 @@ from verl_profiler.reading.tables.tables import Tables
 
 __all__ = [
     "APART_US",
-    "IN_ENGINE",
     "KV_FULL",
     "TOGETHER",
     "among",
@@ -24,8 +23,6 @@ KV_FULL = 0.9
 # TransferQueue calls of the trainer that are further apart belong to different polls; a trainer
 # that polls does so for the first time within this time after it starts to wait.
 APART_US = 50_000
-# The time of a row of `engine_call_times` in the engine: decoding, or all of it where the engine reports no times.
-IN_ENGINE = "coalesce(decode_us, undivided_us)"
 # Events of a rank that may contain collectives.
 TOGETHER = "'train_mini_batch', 'train_batch', 'infer_batch', 'forward_backward'"
 

@@ -23,9 +23,8 @@ from verl_profiler.analysis.explain.concentration import (
     places_of,
 )
 from verl_profiler.analysis.explain.model import Call, Tools, Work, measured_us
-from verl_profiler.analysis.explain.step_rows import IN_ENGINE
 from verl_profiler.analysis.selection import Rows, Steps, by_run, grouped, in_steps, nested
-from verl_profiler.reading.tables.derivations import SYNCHRONOUS
+from verl_profiler.reading.tables.derivations import IN_ENGINE, SYNCHRONOUS
 from verl_profiler.units import counted, seconds, share
 
 if TYPE_CHECKING:

@@ -40,6 +40,8 @@ UNKNOWN_PAUSE = (
 
 # Explanations that join on the step that dispatched a request hold for these runs only.
 SYNCHRONOUS = "run NOT IN (SELECT run FROM asynchronous)"
+# The time of a row of `engine_call_times` in the engine: decoding, or all of it where the engine reports no times.
+IN_ENGINE = "coalesce(decode_us, undivided_us)"
 
 _ANYWHERE = (
     *("tq_put", "tq_get", "tq_meta", "tq_clear"),
