@@ -1,13 +1,14 @@
 """What one can read in a chart: its texts, and the rows that it draws."""
 
-__all__ = ["channels", "data_in", "panels_of", "title_of", "words"]
+__all__ = ["channels", "data_in", "inner", "panels_of", "title_of", "words"]
 
 
-def _inner(spec):
+def inner(spec):
+    """Yield the layers and panels of a chart, however deep."""
     for key in ("layer", "vconcat"):
         for each in spec.get(key, ()):
             yield each
-            yield from _inner(each)
+            yield from inner(each)
 
 
 def title_of(spec):
@@ -23,7 +24,7 @@ def panels_of(spec):
 def data_in(spec, field=None):
     """Return the rows of all layers, or those of layers that draw a field."""
     found = []
-    for each in (spec, *_inner(spec)):
+    for each in (spec, *inner(spec)):
         fields = {channel.get("field") for channel in channels(each).values()}
         if field is None or field in fields:
             found += each.get("data", {}).get("values", [])
@@ -38,14 +39,14 @@ def channels(spec):
 
 def every_channel(spec):
     """Yield the channels of all layers by name."""
-    for each in (spec, *_inner(spec)):
+    for each in (spec, *inner(spec)):
         yield from channels(each).items()
 
 
 def words(spec):
     """Return every text of a chart: titles, notes, axes, names and texts inside it."""
     found = [*spec["title"]["text"], *spec["title"]["subtitle"], *spec["usermeta"]["notes"]]
-    found += [each.get("title") for each in _inner(spec)]
+    found += [each.get("title") for each in inner(spec)]
     for name, channel in every_channel(spec):
         found.append(channel.get("title"))
         scale = channel.get("scale", {})

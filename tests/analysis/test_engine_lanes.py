@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from chart_reading import channels, data_in, panels_of, words
+from chart_reading import channels, data_in, inner, panels_of, words
 from truth.engine_readings import reading
 from truth.synthetic import EPOCH, Request, Step, Turn, events_of, run_of, tables_of
 from truth.test_engine_time import drawn_requests
@@ -118,13 +118,7 @@ def test_the_longest_step_is_drawn_from_its_first_call():
             for row in loads
             if row.get("what") == "running"
         ]
-        lines = [
-            each
-            for group in panels_of(spec)
-            for layers in group.get("layer", ())
-            for each in layers.get("layer", ())
-            if each["mark"]["type"] == "line"
-        ]
+        lines = [each for each in inner(spec) if each.get("mark", {}).get("type") == "line"]
         assert lines
         for each in lines:
             assert each["mark"]["clip"]
