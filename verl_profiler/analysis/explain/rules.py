@@ -229,6 +229,7 @@ RULES: dict[str, Rule] = {
         "Check what the engines do at the start of a rollout: compilation, CUDA graphs, loading of weights or "
         "caches, or all prompts at once.",
         ("request_engine_time",),
+        without=("stalled_step",),
     ),
     "few_at_once": Rule(
         "The step's requests start as others end: {who}.",
