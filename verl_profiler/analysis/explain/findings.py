@@ -119,12 +119,12 @@ def explained(
 
 def _needed(account: Rows, named: Found) -> set[str]:
     """Return the changes whose replays decide whether a rule triggers, and what is recoverable."""
+    accounts = [Account(run, segments) for run, segments in by_run(account).items()]
     return {
         rule.change
-        for run, segments in by_run(account).items()
+        for own in accounts
         for name, rule in RULES.items()
-        if rule.change is not None
-        and needs_replay(Account(run, segments), rule, named.get(run, {}).get(name))
+        if rule.change is not None and needs_replay(own, rule, named.get(own.run, {}).get(name))
     }
 
 

@@ -276,7 +276,8 @@ def cycles(tables: Tables, steps: Steps = None) -> dict[str, Cycle]:
     found = {run: Cycle(model) for run, model in models(tables, steps).items()}
     off = [run for run, cycle in found.items() if cycle.off]
     # Steps may alternate: an odd number of them is no cycle.
-    fewer = {run: Cycle(model) for run, model in models(tables, steps, off, 1).items()}
+    again = models(tables, steps, off, 1) if off else {}
+    fewer = {run: Cycle(model) for run, model in again.items()}
     return found | {run: cycle for run, cycle in fewer.items() if cycle.refused is None}
 
 
