@@ -24,7 +24,9 @@ def _analyses() -> Iterator[Callable[..., Any]]:
         if info.ispkg or info.name.endswith(_PARTS):
             continue
         module = importlib.import_module(info.name)
-        for function in filter(inspect.isfunction, map(vars(module).get, module.__all__)):
+        for function in filter(inspect.isfunction, vars(module).values()):
+            if function.__module__ != info.name or function.__name__.startswith("_"):
+                continue
             signature = inspect.signature(function)
             steps = signature.parameters.get("steps")
             rows = signature.return_annotation == "Rows"

@@ -9,8 +9,6 @@ from __future__ import annotations
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["captures", "gpu_idle", "range_times", "top_kernels"]
-
 # The range that starts and ends a capture.
 _CAPTURE = "(event = 'capture' AND coalesce(domain, '') = 'verl_profiler')"
 # Adds `launches` and `gpu_ns` to the ranges of a CTE `selected`.  A plain call's range gets what its

@@ -19,14 +19,6 @@ from verl_profiler.analysis.timer_places import (
 )
 from verl_profiler.reading.formats.console_steps import LoggedRun, StepLine
 
-__all__ = [
-    "generation_times",
-    "logged_phases",
-    "logged_steps",
-    "metric_summary",
-    "per_token_times",
-]
-
 _PER = "timing_per_token_ms/"
 # Lines that are further apart have times of different clocks: the time of day, and the time since the launch.
 _ONE_CLOCK_S = 1e8

@@ -11,12 +11,6 @@ from typing import Any
 from verl_profiler.analysis.selection import Rows, Steps, in_steps, summed
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = [
-    "UNACCOUNTED",
-    "device_times",
-    "device_use",
-]
-
 # The part of a step in no phase.
 UNACCOUNTED = "unaccounted"
 

@@ -6,13 +6,6 @@ from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps, r
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = [
-    "engine_times",
-    "replica_balance",
-    "request_token_rates",
-    "token_rates",
-]
-
 _TOKENS = "prompt_tokens, generated_tokens, cached_tokens"
 _PARTS = f"""calls, served, total_us / 1e6 AS total_s, q[1] / 1e6 AS p50_s, q[2] / 1e6 AS p95_s,
     max_us / 1e6 AS max_s, queue_us / 1e6 AS queue_s, prefill_us / 1e6 AS prefill_s,

@@ -8,8 +8,6 @@ from typing import Any
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["LANE_PARTS", "engine_lanes", "longest_step"]
-
 # Parts of a call inside the engine, in the order in which they are drawn.
 LANE_PARTS = ("parked", "queue", "cold", "prefill", "recomputed", "decode", "undivided")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["engine_load", "engine_load_over_time"]
-
 
 def engine_load(tables: Tables, steps: Steps = None) -> Rows:
     """Summarize the load of each engine by step.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from verl_profiler.analysis.selection import Rows, Steps, rows_of
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["CALL_PARTS", "UNRECORDED", "request_engine_time"]
-
 # Parts of generate calls, in the order in which a call goes through them.
 CALL_PARTS: dict[str, str] = {
     "outside": "outside the engine",

@@ -9,8 +9,6 @@ from verl_profiler.analysis.selection import Rows, Steps, grouped, in_steps
 from verl_profiler.events.vocabulary import COMPUTING_ROLES
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["STALL_KINDS", "loop_lags", "loop_suspects", "stall_weight", "stalls_over_steps"]
-
 # The kind to look at first comes first.
 STALL_KINDS = ("requests may wait", "no request waits there", "by design")
 

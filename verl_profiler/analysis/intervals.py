@@ -29,17 +29,6 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "LEAST_STEPS",
-    "Estimate",
-    "difference_at_equal",
-    "difference_of_launches",
-    "jump",
-    "mean",
-    "mean_difference",
-    "slope",
-]
-
 # With fewer steps there is no interval.
 LEAST_STEPS = 3
 LEAST_FOR_A_LINE = 5

@@ -10,8 +10,6 @@ from typing import Any
 from verl_profiler.events.json_values import is_list, is_object, mapping_or_empty
 from verl_profiler.events.redaction import recorded_command, recorded_values
 
-__all__ = ["launch_command", "launch_facts", "launch_texts"]
-
 # Versions that the line of facts names, under the names that verl's users know.
 _VERSIONS = ("verl", "sglang", "vllm", "torch")
 

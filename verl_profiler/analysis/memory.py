@@ -9,16 +9,6 @@ from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.events.json_values import mapping_or_empty
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = [
-    "memory_findings",
-    "memory_over_time",
-    "memory_peaks",
-    "memory_timeline",
-    "phase_spans",
-    "release_effects",
-    "sleep_times",
-]
-
 
 def memory_peaks(tables: Tables, steps: Steps = None) -> Rows:
     """Find the highest reading of device memory in each step and role.

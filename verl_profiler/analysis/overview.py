@@ -23,8 +23,6 @@ from verl_profiler.events.vocabulary import EVENTS
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["headline", "mean_step", "own_spans", "path_means", "phase_totals", "request_totals"]
-
 
 def headline(
     step_times: Iterable[Mapping[str, Any]],

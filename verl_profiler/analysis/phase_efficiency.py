@@ -5,8 +5,6 @@ from __future__ import annotations
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["phase_efficiency"]
-
 
 def phase_efficiency(tables: Tables, steps: Steps = None) -> Rows:
     """Divide the time of each phase that trains or infers by the tokens that its workers processed.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["processes", "profiler_cost", "recorded_events"]
-
 # Processes that are listed.
 _ROWS = 4_000
 

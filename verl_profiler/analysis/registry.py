@@ -15,8 +15,6 @@ from verl_profiler.reading.tables.tables import Tables
 if TYPE_CHECKING:
     from verl_profiler.analysis.explain.what_if import Cycle
 
-__all__ = ["EXPLANATIONS", "explained", "explanations", "reported", "summarized"]
-
 _T = TypeVar("_T")
 
 # Explanations: why a step took as long as it did, and what would have helped.

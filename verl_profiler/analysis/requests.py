@@ -14,20 +14,6 @@ from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.schemas import REQUEST_PARTS
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = [
-    "duration_band",
-    "request_breakdown",
-    "request_duration_cdf",
-    "request_parts",
-    "request_percentiles",
-    "request_timeline",
-    "request_times",
-    "slowest_requests",
-    "summed_requests",
-    "turn_times",
-    "turns_per_request",
-]
-
 _PERCENTILES = (50.0, 80.0, 90.0, 95.0, 99.0, 99.9)
 # Beyond this many requests the curve has a point per this part of them, and every one of the last.
 _POINTS, _LAST = 1000, 100

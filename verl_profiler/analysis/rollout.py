@@ -7,8 +7,6 @@ from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["rollout_tail", "step_tail"]
-
 _FLIGHTS = """flights AS (
     -- At one time all rows have the count after it.
     SELECT run, step, at_us, try_cast(sum(change) OVER (PARTITION BY run, step ORDER BY at_us

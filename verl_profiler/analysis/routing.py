@@ -5,8 +5,6 @@ from __future__ import annotations
 from verl_profiler.analysis.selection import Rows, Steps, estimated, rows_of
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["REPLICA_NAMES", "routes"]
-
 # run, server (its address) and replica (the process that served the first call sent to it).
 REPLICA_NAMES = """
     SELECT r.run, r.server, any_value(c.engine_name) AS replica

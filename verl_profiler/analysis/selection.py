@@ -11,28 +11,6 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from verl_profiler.reading.tables.tables import Tables
 
-__all__ = [
-    "NOTHING",
-    "LeftOut",
-    "Rows",
-    "Steps",
-    "after_warm_up",
-    "by_run",
-    "estimated",
-    "grouped",
-    "in_steps",
-    "left_out",
-    "named",
-    "nested",
-    "rows_of",
-    "spread",
-    "steady",
-    "steps_of",
-    "summed",
-    "warm_up",
-    "warm_ups",
-]
-
 # First and last step, both included; None for all.
 Steps = tuple[int, int] | None
 Rows = list[dict[str, Any]]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from verl_profiler.analysis.selection import Rows, Steps, grouped, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["staleness", "staleness_of"]
-
 # Prompts that are named.
 _PROMPTS = 10
 

@@ -9,19 +9,6 @@ from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = [
-    "OWN_SPANS",
-    "TIMED",
-    "VALIDATIONS",
-    "WITH_NEXT",
-    "step_durations",
-    "step_gaps",
-    "step_phases",
-    "step_rows",
-    "step_times",
-    "validation_times",
-]
-
 # A step is unusual when it is this many spreads (1.4826 times the median distance to the median)
 # away from the median, and three tenths of it: verl polls for finished samples every 2 s, so that
 # gen of most steps may have the very same length.

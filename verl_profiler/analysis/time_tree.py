@@ -11,8 +11,6 @@ from verl_profiler.analysis.selection import Rows, Steps, estimated, grouped, in
 from verl_profiler.analysis.steps import step_phases
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["time_tree", "whole_time_tree"]
-
 # Tools beyond these are summed up as `other`.
 _TOOLS = 12
 

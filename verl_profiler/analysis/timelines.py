@@ -16,8 +16,6 @@ from verl_profiler.analysis.selection import Rows, Steps, grouped, in_steps, spr
 from verl_profiler.reading.tables.schemas import REQUEST_PARTS
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["UNIT_US", "Bounds", "Timelines", "chosen_timelines"]
-
 UNIT_US = 10
 _SPANS = 75_000
 _FAILED = 20

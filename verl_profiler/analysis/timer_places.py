@@ -13,17 +13,6 @@ from typing import NamedTuple
 
 from verl_profiler.reading.formats.console_steps import StepLine
 
-__all__ = [
-    "COUNTS",
-    "STEP_TIMER",
-    "TIMER",
-    "Place",
-    "is_count",
-    "timer_places",
-    "timers_of",
-    "tolerance_s",
-]
-
 # Under timing_s/, but no times: numbers of tokens and requests, and a ratio.
 COUNTS = ("prompt_length", "response_length", "num_preempted", "topk_ratio")
 TIMER = "timing_s/"

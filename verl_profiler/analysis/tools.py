@@ -6,8 +6,6 @@ from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps, r
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["reward_times", "tool_latencies", "tool_times"]
-
 
 def _summed(group: str, where: str) -> str:
     """Return the SQL of tool calls, summed up by `group` (columns of `tool_calls`) and tool."""

@@ -9,19 +9,6 @@ from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.schemas import TQ_STAGES
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = [
-    "FAIR_MIB_S",
-    "GOOD_MIB_S",
-    "SPEED",
-    "of_function",
-    "tq_functions",
-    "tq_load",
-    "tq_over_time",
-    "tq_steps",
-    "tq_throughput",
-    "tq_wall",
-]
-
 # The guide's classes, in MiB/s.
 GOOD_MIB_S = 500
 FAIR_MIB_S = 100

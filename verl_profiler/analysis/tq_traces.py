@@ -7,8 +7,6 @@ from verl_profiler.analysis.tq import of_function
 from verl_profiler.reading.quantiles import quantile
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["tq_call_stages", "tq_calls", "tq_paths", "tq_trace_counts", "tq_traces", "tq_transfers"]
-
 
 def _with_ids(rows: Rows) -> Rows:
     for row in rows:

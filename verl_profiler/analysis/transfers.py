@@ -6,8 +6,6 @@ from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["transfer_totals", "weight_sync", "weight_transfers"]
-
 
 def transfer_totals(tables: Tables, steps: Steps = None) -> Rows:
     """Sum up TransferQueue calls, training and validation together.

@@ -12,8 +12,6 @@ from typing import Any
 from verl_profiler.analysis.selection import Rows, Steps, in_steps, summed
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["most_waited", "rank_balance", "rollout_balance", "worker_balance", "worker_phases"]
-
 
 def _rollouts(steps: Steps) -> str:
     """Return the SQL of each agent-loop worker's rollout: first request of the step to its own last."""

@@ -10,8 +10,6 @@ from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.analysis.staleness import staleness
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["DEVICE", "NOT_COMPARED", "STALENESS", "device_metrics", "sample_metrics"]
-
 # What the names of device time begin with.
 DEVICE = "device:"
 STALENESS = ("versions_behind", "off_policy_share")

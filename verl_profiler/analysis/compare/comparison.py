@@ -25,19 +25,6 @@ from verl_profiler.analysis.intervals import (
 )
 from verl_profiler.reading.quantiles import least_values
 
-__all__ = [
-    "ALPHA",
-    "HEADLINES",
-    "WORKLOAD",
-    "Change",
-    "Metric",
-    "adjusted",
-    "change",
-    "key",
-    "metric_rows",
-    "step_of",
-]
-
 # Significance level, and the complement of the intervals' level.
 ALPHA = 0.05
 # Level that the other headline metrics share, and false discovery rate of all others.

@@ -17,8 +17,6 @@ from verl_profiler.analysis.compare.comparison import Change, Metric, change
 from verl_profiler.analysis.compare.step_metrics import PER_EVENT, PER_STEP
 from verl_profiler.errors import ReadingError
 
-__all__ = ["Condition", "condition"]
-
 _CONDITION = re.compile(
     r"(?P<metric>[^<>]+?)\s*(?P<sign>[<>])\s*(?P<change>[+-]?)\s*(?P<number>\d+(?:\.\d+)?)\s*"
     r"(?P<unit>%|ms|s|)"

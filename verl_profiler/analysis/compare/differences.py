@@ -25,8 +25,6 @@ from verl_profiler.errors import ReadingError
 from verl_profiler.events.json_values import is_list, is_mapping
 from verl_profiler.events.redaction import OMITTED, recorded_command, recorded_values
 
-__all__ = ["Comparison", "Measured", "configuration"]
-
 # Compared by default, by rows per step or once per step.  Each additional
 # metric reduces the statistical power for all, so none of these is redundant.
 _ONCE = {"step": ("mean", "p50")}

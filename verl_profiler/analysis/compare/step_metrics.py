@@ -16,8 +16,6 @@ from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.reading.quantiles import quantiles
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["NOT_PHASES", "PER_EVENT", "PER_STEP", "logged_metrics", "once", "step_metrics"]
-
 # Statistics over steps of metrics that occur once per step, and statistics within each step of metrics
 # that occur many times.
 PER_STEP = ("mean", "p50", "p90", "p95", "p99", "max")
