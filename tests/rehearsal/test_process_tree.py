@@ -23,7 +23,7 @@ print(grandchild.pid, flush=True)
 {then}
 '''
 other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-children = Children([sys.executable, "-c", PROGRAM], dict(os.environ))
+children = Children([sys.executable, "-c", PROGRAM], dict(os.environ), subprocess.PIPE)
 grandchild = int(children.program.stdout.readline())
 {wait}
 assert grandchild in [each.pid for each in children.living()]

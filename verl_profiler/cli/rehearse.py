@@ -23,17 +23,13 @@ import importlib
 import importlib.resources
 import importlib.util
 import os
-import queue
 import re
 import shlex
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from verl_profiler.cli.options import Argument
 from verl_profiler.cli.terminal import print_error
@@ -43,11 +39,13 @@ from verl_profiler.launch.command_line import CommandLine, check_overrides, is_c
 from verl_profiler.reading.formats.console_log import CONSOLE
 from verl_profiler.rehearsal.environment import environment
 from verl_profiler.rehearsal.process_tree import Children
-from verl_profiler.rehearsal.progress import Progress, relevant_tail
+from verl_profiler.rehearsal.progress import Progress, last_lines
 from verl_profiler.render.visible import escaped, visible
 
 # Print the current stage after this long without output, in s.
 QUIET_S = 20.0
+# Between two looks at the console.
+_POLL_S = 0.5
 
 # How long an interrupted trainer may take to shut Ray down.
 INTERRUPT_GRACE_S = 15.0
@@ -217,13 +215,12 @@ def run(args: argparse.Namespace) -> int:
     clock = _Clock()
     clock.print(f"rehearsal of verl's main_ppo with {ENGINES[args.engine][1]}")
     clock.print(f"the real trainer at tiny sizes; console output: {_short(console)}")
-    progress = Progress()
     with console.open("wb") as file:
-        children = Children(command.arguments, {**os.environ, **command.variables})
-        status, tail = _follow(children, file, clock, progress)
+        children = Children(command.arguments, {**os.environ, **command.variables}, file)
+    status = _follow(children, console, clock)
     if status != 0:
         print_error(
-            *(line.rstrip("\r\n") for line in relevant_tail(tail)),
+            *last_lines(console),
             "",
             *([end] if (end := _what_failed(console)) else []),
             f"The trainer exited with status {status}.  Console output: {console}",
@@ -294,45 +291,31 @@ class _Clock:
         print(visible(f"{self.last - self.begin:4.0f} s  {message}"), flush=True)
 
 
-def _follow(
-    children: Children, file: IO[bytes], clock: _Clock, progress: Progress
-) -> tuple[int, deque[str]]:
-    """Copy the console to `file` and print its milestones until the program exits."""
-    lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-
-    def read() -> None:
-        for line in children.console:
-            lines.put(line)
-        lines.put(None)
-
-    tail: deque[str] = deque(maxlen=400)
-    # A daemon, because a stray process that holds the pipe must not keep this process alive.
-    threading.Thread(target=read, name="rehearsal console", daemon=True).start()
+def _follow(children: Children, console: Path, clock: _Clock) -> int:
+    """Print the milestones in the console until the program exits; return its status."""
+    progress, line = Progress(), b""
     try:
-        while True:
-            try:
-                line = lines.get(timeout=1.0)
-            except queue.Empty:
-                if children.program.poll() is not None:
-                    break
+        with console.open("rb") as file:
+            while True:
+                # Before its last lines are read.
+                ended = children.program.poll() is not None
+                for piece in file:
+                    line += piece
+                    if line.endswith(b"\n"):
+                        message = progress.read(line.decode(errors="replace"))
+                        line = b""
+                        if message:
+                            clock.print(message)
+                if ended:
+                    return children.program.returncode
                 if time.monotonic() - clock.last > QUIET_S:
                     clock.print(f"… {progress.stage}")
-                continue
-            if line is None:
-                break
-            file.write(line)
-            file.flush()
-            text = line.decode(errors="replace")
-            tail.append(text)
-            message = progress.read(text)
-            if message:
-                clock.print(message)
-        return children.program.wait(), tail
+                time.sleep(_POLL_S)
     except (KeyboardInterrupt, SystemExit):
         # Ctrl-C, or a signal that `tidy_ends` made an exception of.
         clock.print("interrupted; stopping the trainer and its child processes")
         children.interrupt(INTERRUPT_GRACE_S)
-        clock.print(f"console log and events so far: {_short(Path(file.name).parent)}")
+        clock.print(f"console log and events so far: {_short(console.parent)}")
         raise
     finally:
         children.end()

@@ -13,8 +13,8 @@ import importlib
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -25,9 +25,12 @@ class Children:
     Args:
         arguments: The command line.
         environment: Its complete environment.
+        output: Takes what it and its descendants print.
     """
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | int
+    ) -> None:
         if sys.platform == "linux":
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         # Of the environment of a rehearsal: verl needs accelerate, which needs it.
@@ -40,15 +43,10 @@ class Children:
             arguments,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-
-    @property
-    def console(self) -> Iterable[bytes]:
-        """The output lines of the program and its descendants."""
-        return self.program.stdout or ()
 
     def living(self) -> list[Any]:
         """Return the program and its descendants, as far as they are still running."""

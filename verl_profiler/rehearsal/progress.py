@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Callable
+from pathlib import Path
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RAY_PREFIX = re.compile(r"^\([^()]*pid=\d+[^()]*\) ")
 _UPLOADED = "[verl-profiler] the run was uploaded to "
+# Lines of a console that failed.
+_TAIL = 40
 _NUMBER = r"(?:np\.\w+\()?(-?[\d.]+(?:e-?\d+)?)"
 _STEP = re.compile(r"^step:(\d+) - ")
 # Fully asynchronous training logs these besides the trainer's own.
@@ -111,21 +112,9 @@ def _metric(text: str, name: str) -> float | None:
     return float(found[1]) if found else None
 
 
-def relevant_tail(lines: deque[str], limit: int = 40) -> list[str]:
-    """Return the end of the console output, with the reason of a failure.
-
-    From the last traceback on if there is one, at most `limit` lines, without known noise.
-    """
-    texts = [plain(line) for line in lines]
-    noise: tuple[Callable[[str], bool], ...] = (
-        lambda text: not text,
-        lambda text: "[repeated " in text,
-        lambda text: "target_num_threads" in text,
-        lambda text: set(text) <= set(" ^~"),
-        lambda text: "UserWarning" in text or "warnings.warn" in text,
-    )
-    texts = [text for text in texts if not any(is_noise(text) for is_noise in noise)]
-    begins = [
-        number for number, text in enumerate(texts) if text.startswith("Traceback (most recent")
-    ]
-    return texts[begins[-1] if begins else 0 :][-limit:]
+def last_lines(console: Path) -> list[str]:
+    """Return the end of the console output, from the last traceback on if there is one."""
+    lines = map(plain, console.read_text(encoding="utf-8", errors="replace").splitlines())
+    texts = [text for text in lines if text and "[repeated " not in text][-400:]
+    begins = [at for at, text in enumerate(texts) if text.startswith("Traceback (most recent")]
+    return texts[begins[-1] if begins else 0 :][-_TAIL:]
