@@ -10,11 +10,8 @@ from verl_profiler import analysis
 
 __all__ = ["ANALYSES"]
 
-# Parts of the findings, which `explained` puts together, and of comparisons.
-_PARTS = (
-    *(".explain.asynchronous_findings", ".explain.culprits", ".explain.fixes"),
-    ".compare.asynchronous_metrics",
-)
+# Parts of the findings, which `explained` puts together.
+_PARTS = (".explain.asynchronous_findings", ".explain.culprits", ".explain.fixes")
 # Parts of `what_if`.
 _REPLAYS = ("step_replays", "asynchronous_what_if")
 

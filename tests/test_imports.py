@@ -68,7 +68,7 @@ def test_a_process_that_is_not_profiled_imports_nothing_and_starts_nothing(state
     ("modules", "left_out"),
     [
         # A laptop is enough.
-        (["reading.reader", "views.summary_text", "reading.formats.tq_log", "exports.jsonl"], HOSTS | {"wrapt"}),
+        (["reading.reader", "views.overview_text", "reading.formats.tq_log", "exports.jsonl"], HOSTS | {"wrapt"}),
         # Tables, the list of plots and the report need no plots.
         (["analysis", "views.questions", "views.sections"], {*HOSTS, "wrapt", "vl_convert", "jinja2"}),
         # Masking, for example, is done in the driver and in the report.

@@ -11,9 +11,13 @@ from truth.engine_readings import reading
 from truth.synthetic import EPOCH, Request, Step, Turn, events_of, run_of, tables_of
 from truth.test_engine_time import drawn_requests
 
-from verl_profiler.analysis.engine_lanes import LANE_PARTS, engine_lanes, longest_step
-from verl_profiler.analysis.engine_state import engine_load_over_time
-from verl_profiler.analysis.engine_time import request_engine_time
+from verl_profiler.analysis.engine import (
+    LANE_PARTS,
+    engine_lanes,
+    engine_load_over_time,
+    longest_step,
+    request_engine_time,
+)
 from verl_profiler.views.questions import VIEWS
 from verl_profiler.views.view import Choice
 

@@ -2,7 +2,7 @@
 
 from picked import picked
 
-from verl_profiler.analysis.engine_state import engine_load
+from verl_profiler.analysis.engine import engine_load
 
 # Seconds, then running and waiting requests and tokens in use.
 READINGS = [(0.0, 0, 0, 0), (1.0, 8, 2, 900), (3.0, 4, 0, 300), (4.0, 0, 0, 0), (60.0, 1, 0, 10)]

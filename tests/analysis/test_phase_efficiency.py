@@ -3,7 +3,7 @@
 import pytest
 from picked import picked
 
-from verl_profiler.analysis.phase_efficiency import phase_efficiency
+from verl_profiler.analysis.steps import phase_efficiency
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 
 from picked import picked
 
-from verl_profiler.analysis.routing import routes
+from verl_profiler.analysis.engine import routes
 
 # Request, turn, server, and the loads before the call: of the chosen replica and the smallest.
 CHOICES = [

@@ -13,8 +13,7 @@ from event_files import ended, phases, write_lines
 
 from verl_profiler.cli import main
 from verl_profiler.render.text import clipped, unbroken, wrapped
-from verl_profiler.views.overview_text import TABLES, device_line, overview_text
-from verl_profiler.views.summary_text import of_which
+from verl_profiler.views.overview_text import TABLES, device_line, of_which, overview_text
 
 STEPS = 100
 NAMES = ("rehearsal_run", "colocate_async_run")

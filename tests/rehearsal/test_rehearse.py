@@ -11,7 +11,7 @@ import pytest
 from reading_back import lines_of
 from shipping.copies import contents, local
 
-from verl_profiler.analysis.phase_efficiency import phase_efficiency
+from verl_profiler.analysis.steps import phase_efficiency
 from verl_profiler.cli import main
 from verl_profiler.reading.reader import load
 

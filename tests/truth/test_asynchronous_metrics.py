@@ -7,8 +7,7 @@ import pytest
 from truth.asynchronous_runs import Plan, Simulation, events_of
 from truth.synthetic import tables_of
 
-from verl_profiler.analysis.compare.asynchronous_metrics import device_metrics, sample_metrics
-from verl_profiler.analysis.compare.step_metrics import step_metrics
+from verl_profiler.analysis.compare.step_metrics import device_metrics, sample_metrics, step_metrics
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 
 PLANS = {

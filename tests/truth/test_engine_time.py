@@ -11,8 +11,7 @@ from cached_runs import cached
 from chart_reading import words
 from truth.synthetic import Request, Step, Turn, events_of, run_of, tables_of
 
-from verl_profiler.analysis.engine_lanes import engine_lanes
-from verl_profiler.analysis.engine_time import CALL_PARTS, request_engine_time
+from verl_profiler.analysis.engine import CALL_PARTS, engine_lanes, request_engine_time
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.analysis.explain.stragglers import straggler_requests
 from verl_profiler.reading.reader import load

@@ -123,12 +123,10 @@ _REPORTED = {
     "time_tree": ("time_tree",),
     "captures": ("captures", "range_times", "top_kernels", "gpu_idle"),
     "device_use": ("device_times",),
-    "routing": ("routes",),
-    "engine_state": ("engine_load",),
     "rollout": ("rollout_tail",),
     "tools": ("reward_times",),
     "overview": ("own_spans",),
-    "engine": ("token_rates", "request_token_rates"),
+    "engine": ("routes", "engine_load", "token_rates", "request_token_rates"),
     "tq": ("tq_functions",),
     "transfers": ("weight_transfers",),
 }

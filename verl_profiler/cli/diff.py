@@ -243,7 +243,7 @@ def _read_both(
         second: Those of B.
         cache: Whether the runs' caches are used.
     """
-    from verl_profiler.analysis.compare.asynchronous_metrics import device_metrics, sample_metrics
+    from verl_profiler.analysis.compare.step_metrics import device_metrics, sample_metrics
     from verl_profiler.analysis.explain.ledger import bubble_ledger
     from verl_profiler.reading.reader import load
 

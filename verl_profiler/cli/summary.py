@@ -115,8 +115,13 @@ def write_summary(
     from verl_profiler.analysis.selection import left_out as without
     from verl_profiler.reading.progress import doing
     from verl_profiler.views.findings import finding_list
-    from verl_profiler.views.overview_text import TABLES, head_text, overview_text, totals_text
-    from verl_profiler.views.summary_text import summary
+    from verl_profiler.views.overview_text import (
+        TABLES,
+        head_text,
+        overview_text,
+        summary,
+        totals_text,
+    )
 
     check_steps(opened, steps)
     # The text has the engine's times where there are no requests.

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from verl_profiler.environ import REHEARSAL_CACHE
-from verl_profiler.rehearsal import data, dialogue, model
+from verl_profiler.rehearsal import dialogue, model
 
 _HERE = Path(__file__).parent
 FUNCTION_TOOLS = _HERE / "function_tools.py"
@@ -28,8 +28,8 @@ def default_cache() -> Path:
 
 def prompts(cache: Path, seed: int) -> Path:
     """Return the folder of the prompt files, which are written if missing."""
-    key = _key([Path(data.__file__), Path(dialogue.__file__)], str(seed))
-    return _made(cache / f"prompts-{key}", lambda folder: data.write(folder, seed))
+    key = _key([Path(dialogue.__file__)], str(seed))
+    return _made(cache / f"prompts-{key}", lambda folder: dialogue.write(folder, seed))
 
 
 def trained_model(

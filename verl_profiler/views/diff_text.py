@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from verl_profiler.analysis.compare.asynchronous_metrics import DEVICE, STALENESS
 from verl_profiler.analysis.compare.comparison import ALPHA, HEADLINES, WORKLOAD
+from verl_profiler.analysis.compare.step_metrics import DEVICE, STALENESS
 from verl_profiler.analysis.selection import grouped
 from verl_profiler.render.text import align, short
 from verl_profiler.units import counted, seconds, share

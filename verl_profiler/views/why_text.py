@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from verl_profiler.analysis.explain.rules import UNEXPLAINED
 from verl_profiler.analysis.overview import path_means
 from verl_profiler.analysis.selection import NOTHING, LeftOut, Rows, named, summed
+from verl_profiler.analysis.staleness import staleness_of
+from verl_profiler.analysis.staleness_causes import CAUSES, mean_causes
 from verl_profiler.render.text import without
 from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, seconds
 from verl_profiler.views.cycle_text import cycle_replays_text, cycle_text
 from verl_profiler.views.findings import brief_findings, finding_list
 from verl_profiler.views.ledger_text import ledger_text
-from verl_profiler.views.staleness_text import causes_text, staleness_text
 from verl_profiler.views.text_tables import bar_table, table_text
 
 # Categories with less than this share of the steps are combined into one line.
@@ -67,7 +68,7 @@ def _blocks(own: Mapping[str, Rows], left_out: LeftOut, *, verbose: bool) -> lis
         blocks.append(_first(cycle_text(own["critical_cycle"]), most.get("cycle")))
     blocks.append(cycle_replays_text(own["what_if"], most.get("what_if", _ALL), brief=not verbose))
     if verbose:
-        blocks += [staleness_text(own["staleness"]), causes_text(own["staleness_causes"])]
+        blocks += [_staleness(own["staleness"]), _causes(own["staleness_causes"])]
     blocks.append(_stragglers(own["stragglers"], most.get("stragglers", _STRAGGLERS)))
     return [*blocks, *([_requests(own["straggler_requests"])] * verbose)]
 
@@ -158,3 +159,26 @@ def _requests(rows: Rows) -> str:
         "typical_batch",
     )
     return table_text("straggler requests", reasons, columns, "straggler_requests")
+
+
+def _staleness(rows: Rows) -> str:
+    """Return how stale a run's samples were, by lengths and by aborts; empty without any."""
+    if not rows:
+        return ""
+    title = "weight versions behind the trainer when the samples were consumed (means)"
+    columns = ("what", "samples", "behind", "waited", "spanned", "max_behind", "off_policy_share")
+    groups = staleness_of(rows, "all")
+    for part in ("length", "prompt_length"):
+        groups += sorted(staleness_of(rows, part), key=lambda row: int(row["what"].split()[0]))
+    groups += sorted(staleness_of(rows, "attempts"), key=lambda row: row["what"], reverse=True)
+    return table_text(title, groups, columns, "staleness")
+
+
+def _causes(rows: Rows) -> str:
+    """Return what a run's samples were in until they were consumed; empty without any."""
+    if not rows:
+        return ""
+    shown = [{**row, "about": CAUSES[row["cause"]]} for row in mean_causes(rows)]
+    title = "what samples were in from dispatch to consumption, and while they went stale (means)"
+    columns = ("cause", "age_s", "behind", "share", "stale_samples", "about")
+    return table_text(title, shown, columns, "staleness_causes")

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from verl_profiler.analysis.compare.asynchronous_metrics import NOT_COMPARED
 from verl_profiler.analysis.compare.comparison import (
     ALPHA,
     Change,
@@ -18,7 +17,7 @@ from verl_profiler.analysis.compare.comparison import (
     step_of,
 )
 from verl_profiler.analysis.compare.conditions import Condition
-from verl_profiler.analysis.compare.step_metrics import NOT_PHASES
+from verl_profiler.analysis.compare.step_metrics import NOT_COMPARED, NOT_PHASES
 from verl_profiler.analysis.intervals import difference_at_equal, slope
 from verl_profiler.analysis.selection import Rows, grouped
 from verl_profiler.errors import ReadingError

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from verl_profiler.analysis.engine import REPLICA_NAMES
 from verl_profiler.analysis.explain.calls import engine_interval
 from verl_profiler.analysis.explain.rules import BETWEEN, UNEXPLAINED
-from verl_profiler.analysis.routing import REPLICA_NAMES
 from verl_profiler.analysis.selection import Rows, Steps, grouped, in_steps
 from verl_profiler.analysis.steps import OWN_SPANS, TIMED, step_gaps
 from verl_profiler.events.vocabulary import EVENTS

@@ -41,10 +41,10 @@ from verl_profiler.analysis.explain.ledger import bubble_ledger, by_timer
 from verl_profiler.analysis.explain.rules import LATE_START, RULES
 from verl_profiler.analysis.explain.stragglers import REASONS, straggler_requests, stragglers
 from verl_profiler.analysis.explain.what_if import Cycle, cycles, synchronous_what_if
-from verl_profiler.analysis.phase_efficiency import phase_efficiency
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, by_run, left_out, steps_of
 from verl_profiler.analysis.staleness import staleness
 from verl_profiler.analysis.staleness_causes import staleness_causes
+from verl_profiler.analysis.steps import phase_efficiency
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import share
 

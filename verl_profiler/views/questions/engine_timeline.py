@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from verl_profiler.analysis.engine_lanes import LANE_PARTS, engine_lanes, longest_step
-from verl_profiler.analysis.engine_state import engine_load_over_time
-from verl_profiler.analysis.engine_time import CALL_PARTS, UNRECORDED
+from verl_profiler.analysis.engine import (
+    CALL_PARTS,
+    LANE_PARTS,
+    UNRECORDED,
+    engine_lanes,
+    engine_load_over_time,
+    longest_step,
+)
 from verl_profiler.analysis.selection import Rows, grouped
 from verl_profiler.render.charts import Spec, chart, colored, fewer, layer, panel, quantity
 from verl_profiler.render.colors import CALL_PART_COLORS, ENGINE_COLORS, PART_COLORS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from verl_profiler.analysis.engine_time import CALL_PARTS, UNRECORDED, request_engine_time
+from verl_profiler.analysis.engine import CALL_PARTS, UNRECORDED, request_engine_time
 from verl_profiler.analysis.requests import (
     duration_band,
     request_breakdown,
@@ -32,7 +32,7 @@ from verl_profiler.render.charts import (
 from verl_profiler.render.colors import ACCENT, CALL_PART_COLORS, INK, PART_COLORS
 from verl_profiler.render.text import short
 from verl_profiler.units import counted, quantile_texts, seconds, share
-from verl_profiler.views.summary_text import of_which
+from verl_profiler.views.overview_text import of_which
 from verl_profiler.views.view import (
     Choice,
     DataTables,
