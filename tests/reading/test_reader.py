@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -600,6 +601,21 @@ def test_no_temporary_files_are_left(tmp_path, monkeypatch, leave):
     gc.collect()
 
     assert [] == list(scratch.iterdir())
+
+
+def test_an_asof_join_compares_no_row_with_each_of_the_other_side(tmp_path):
+    """Whatever number of rows duckdb expects: of 80,000 calls that it took for 5, that were 10^8 pairs."""
+    few = "(SELECT DISTINCT end_us FROM event_fields)"
+    write_run(tmp_path, [line(1)])
+
+    with load(tmp_path, cache=False) as run:
+        run.tables.connection.execute("PRAGMA enable_optimizer")
+        ((_, plan),) = run.tables.connection.execute(
+            f"EXPLAIN SELECT * FROM {few} AS a ASOF JOIN {few} AS b ON b.end_us <= a.end_us"
+        ).fetchall()
+
+    assert re.search("asof.join", plan, re.IGNORECASE)
+    assert not re.search("loop.join", plan, re.IGNORECASE)
 
 
 def test_the_memory_limit_must_be_an_amount(tmp_path):

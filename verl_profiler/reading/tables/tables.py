@@ -93,8 +93,13 @@ def connect(scratch: Path, memory_limit: str, threads: int | None) -> duckdb.Duc
     connection.execute("SET preserve_insertion_order = false")
     connection.execute("SET enable_progress_bar = false")
     # GLOBAL: cursors have them too.  A duckdb without time zones rejects the first, which it does not need;
-    # an older one reads the ends of the files for each query.
-    for setting in ("TimeZone = 'UTC'", "parquet_metadata_cache = true"):
+    # an older one reads the ends of the files for each query.  An ASOF join that duckdb expects to have few rows
+    # compares each with each, and it expects few of any CTE on CTEs.
+    for setting in (
+        "TimeZone = 'UTC'",
+        "parquet_metadata_cache = true",
+        "asof_loop_join_threshold = 0",
+    ):
         with contextlib.suppress(duckdb.Error):
             connection.execute(f"SET GLOBAL {setting}")
     if threads is not None:
