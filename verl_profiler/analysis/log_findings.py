@@ -24,7 +24,7 @@ from verl_profiler.analysis.explain.finding import (
 )
 from verl_profiler.analysis.explain.forward_passes import FORWARD, forward_losses
 from verl_profiler.analysis.explain.over_time import OF_TOKENS, changes_in, shape_of
-from verl_profiler.analysis.explain.rules import BETWEEN, RULES, Rule
+from verl_profiler.analysis.explain.rules import BETWEEN, RULES, Rule, other_texts
 from verl_profiler.analysis.selection import Rows, nested
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.units import seconds, share
@@ -56,59 +56,10 @@ _SHOWS = ("step_timing_breakdown", "per_token_timing", "generation_timing")
 _UNSEEN = "A log does not show what is in it: requests, turns, tools, engines, ranks."
 # Times per token with three decimals are exact to 2 % from here on.
 _EXACT_MS = 0.025
-_BOUNDS = "{who} bounds the step: {lost_s} per step ({lost_share}){reason}."
 _PHASE = Rule("{who} takes {lost_s} per step ({lost_share}){reason}.", _UNSEEN, _SHOWS)
 _PREEMPTED = "More memory for the engine (gpu_memory_utilization), fewer requests at once (max_num_seqs), more replicas."
-# Other sentences and advice than those of recorded runs, or rules that only a log has.
-_RULES = {
-    "tail": Rule(
-        "The slowest request of a batch generates for {lost_s} longer than the mean one ({reason}).",
-        "A log has no requests: which are slow, and whether turns, tools or engines make them so, is not in it.",
-        _SHOWS,
-    ),
-    "stalled_step": replace(
-        RULES["stalled_step"],
-        advice="Check the logs of the trainer and of the nodes at that time. The other steps ran with the same "
-        "settings.",
-    ),
-    "rollout_bound": Rule(_BOUNDS, _UNSEEN, _SHOWS, least=0.4, dominates=True),
-    "trainer_bound": replace(RULES["trainer_bound"], least=0.4, sentence=_BOUNDS),
-    "waits_for_rollout": Rule(
-        "The trainer waits {lost_s} per step ({lost_share}) for samples{reason}.",
-        RULES["waits_for_rollout"].advice.replace("{reason}", ""),
-        _SHOWS,
-        least=0.1,
-    ),
-    "tool_time": Rule(
-        "The slowest request of gen spends {lost_s} per step in its tools ({lost_share}){reason}.",
-        "Make the tools faster: more workers behind them, a cache. A log does not show which tool it is.",
-        _SHOWS,
-    ),
-    "gen_besides": Rule(
-        "gen takes {lost_s} per step ({lost_share}) longer than generation and tools of its longest request{reason}.",
-        "Look at what precedes and follows the requests in gen: engines that wake up or load weights (LoRA), the "
-        "dispatch, scoring.",
-        _SHOWS,
-    ),
-    "more_batches": Rule(
-        "Steps generate more batches as the run goes on (train/num_gen_batches): {reason}.",
-        "More prompts are filtered out (algorithm.filter_groups: all their samples have the same reward). Prompts "
-        "that are always or never solved can be left out of the data, which changes what is trained.",
-        _SHOWS,
-    ),
-    "host_memory": replace(
-        RULES["host_memory"], sentence="Host memory grows with the steps: {who}."
-    ),
-    "reward": replace(
-        _PHASE,
-        advice="A faster reward function, or more processes for it; a timeout changes what is trained.",
-    ),
-    "unexplained": Rule(
-        "{lost_s} per step ({lost_share}) are outside all timers{reason}.",
-        "A log does not show what it is; a recorded run has what lies between the timers, and `span(…)` in your code.",
-        _SHOWS,
-    ),
-}
+# Rules of logs that bound the step, from this share on.
+_BOUNDS, _BOUND = ("rollout_bound", "trainer_bound"), 0.4
 _KNOWN = {
     "testing": "validation",
     "save_checkpoint": "checkpoint",
@@ -260,7 +211,8 @@ def _found(
     reason: str = "",
     step: int | None = None,
 ) -> Finding:
-    rule = replace(rule or _RULES.get(name) or RULES[name], shows=_SHOWS)
+    bounds = name in _BOUNDS
+    rule = replace(rule or other_texts(name, "log"), shows=_SHOWS, dominates=bounds)
     own = {phase: min(lost_s, account.means.get(phase) or lost_s)}
     more = {"who": None if culprit else phase, "reason": reason, "proof": None}
     return finding_of(
@@ -347,7 +299,9 @@ def _host_memory(account: Account, run: LoggedRun) -> Iterator[Finding]:
         f"{held[last]:,.0f} GB in step {last} (perf/cpu_memory_used_gb, of the trainer's host)"
     )
     culprit = Culprit("host", "the trainer's host", text)
-    yield finding_of(account, "host_memory", _RULES["host_memory"], 0.0, {}, culprit, {})
+    yield finding_of(
+        account, "host_memory", other_texts("host_memory", "log"), 0.0, {}, culprit, {}
+    )
 
 
 def _inside_gen(account: Account, run: LoggedRun, loop: _Loop | None) -> Iterator[Finding]:
@@ -457,8 +411,8 @@ def _phases(account: Account, run: LoggedRun, loop: _Loop | None) -> Iterator[Fi
         name = _KNOWN.get(phase, "")
         if phase == "gen" and waits:
             name = "waits_for_rollout"
-        rule = _RULES.get(name) or RULES.get(name) or _PHASE
-        least_s = rule.least * account.step_s if rule.dominates else 0.0
+        rule = other_texts(name, "log", RULES.get(name, _PHASE))
+        least_s = _BOUND * account.step_s if name in _BOUNDS else 0.0
         if phase in FORWARD or mean_s < min(least_s, max(account.means.values())):
             continue
         steps, every = sum(each > 0 for each in account.by_step([phase]).values()), account.steps

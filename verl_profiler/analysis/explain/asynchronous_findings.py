@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from verl_profiler.analysis.explain.changes import CHANGES
 from verl_profiler.analysis.explain.concentration import Culprit, Found, Place, lost_to
@@ -24,7 +24,7 @@ from verl_profiler.analysis.explain.finding import (
 from verl_profiler.analysis.explain.fixes import Facts, fits
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
 from verl_profiler.analysis.explain.model import TRAINING
-from verl_profiler.analysis.explain.rules import RULES, Rule
+from verl_profiler.analysis.explain.rules import RULES, TEXTS, Rule, Texts, other_texts
 from verl_profiler.analysis.explain.what_if import Cycle
 from verl_profiler.analysis.selection import Rows, Steps, by_run, steps_of, summed
 from verl_profiler.analysis.staleness import staleness
@@ -40,13 +40,14 @@ _GENERATING = (
     "generating_dropped",
 )
 _TRAINER = ("training", "driver", "offload", "rank_transfer", "handover")
-_TRY = {
-    "offload": RULES["offload"].advice,
-    "rank_transfer": RULES["transfer"].advice,
-    "handover": RULES["handover"].advice,
-    "waiting_for_samples": "A faster rollout, or more samples in flight, which makes them staler.",
-    "dispatch": RULES["late_start"].advice,
-    "unattributed": RULES["unexplained"].advice,
+# Rules whose advice accounts without a rule have.
+_ADVICE_OF = {
+    "offload": "offload",
+    "rank_transfer": "transfer",
+    "handover": "handover",
+    "waiting_for_samples": "waits_for_rollout",
+    "dispatch": "late_start",
+    "unattributed": "unexplained",
 }
 _NOTHING = 1e-9
 # How many samples a rollouter has in flight at most, if it nearly always has as many and its staleness limit
@@ -236,7 +237,8 @@ class _Pool(Account):
             return super().rule_of(category)
         about = f"{category.replace('_', ' ')}: {ACCOUNTS[category]}"
         sentence = f"The trainer's devices spend {{lost_s}} per step ({{lost_share}}) on {about}."
-        return category, Rule(sentence, _TRY.get(category, ""), ("bubble_ledger",), pooled=True)
+        advice = RULES[_ADVICE_OF[category]].advice if category in _ADVICE_OF else ""
+        return category, Rule(sentence, advice, ("bubble_ledger",), pooled=True)
 
 
 class _Pools:
@@ -303,13 +305,13 @@ def _of_culprits(
 ) -> Iterator[Finding]:
     """Yield what single requests, places and tools cost, by the same rules as of a synchronous run."""
     for name, rule in RULES.items():
+        of_cycle = (name, "cycle") in TEXTS
         # What engines lose has sentences of its own, `_of_engines`.
-        elsewhere = rule.pooled or (name in _LOST_IN_ENGINES and name not in _OF_CYCLE)
+        elsewhere = rule.pooled or ((name, "engines") in TEXTS and not of_cycle)
         if name in named and not elsewhere:
             own = rule
-            if name in _OF_CYCLE:
-                known = {"categories": (), "change": None, "unseen": False}
-                own = replace(rule, sentence=_OF_CYCLE[name], **known)
+            if of_cycle:
+                own = replace(other_texts(name, "cycle"), categories=(), change=None, unseen=False)
             if name == "prompt_build":
                 # The prompts are what blocks the loops then.
                 own = replace(own, without=())
@@ -330,8 +332,8 @@ def _of_engines(
     rows = lost_by_engine(tables, (pool.steps[0], pool.steps[-1]), last_only=False)
     own = [row for row in rows if row["run"] == pool.run and row["step"] in generating]
     calls_s = summed(own, "calls_s", "step")
-    for name, sentence in _LOST_IN_ENGINES.items():
-        rule = replace(RULES[name], sentence=sentence)
+    for name in (name for name, of in TEXTS if of == "engines"):
+        rule = other_texts(name, "engines")
         by_engine, lost_s = summed(own, name, "engine_name"), summed(own, name, "step")
         by_step = {
             step: lost_s.get(step, 0.0) / (calls_s.get(step) or 1.0) * generating[step]
@@ -425,73 +427,8 @@ def _confirmed(split: Finding, pools: _Pools, known: Mapping[str, Cycle] | None)
     return bool(saved) and fmean(saved.values()) >= split.rule.least * split.step_s
 
 
-# The findings, and their sentences in an asynchronous run, where no request delays its own step.
-_OF_CYCLE = {
-    "tail": "Steps are {lost_s} longer because few requests are much longer than the others ({who}).",
-    "tool_time": "Steps are {lost_s} longer because requests wait for tools ({who}).",
-    "engine_queue": "Steps are {lost_s} longer because generate calls wait in the engines' queues.",
-    "late_start": "Steps are {lost_s} longer because requests start late after their dispatch ({who}).",
-    "prompt_build": "Steps are {lost_s} longer because requests wait for prompt_build: tokenizing the first prompt.",
-    "prefill": "Steps are {lost_s} longer because of the prefill of generate calls (most: {who}).",
-    "event_loop": "Steps are {lost_s} longer because requests wait for their worker's event loop ({who}).",
-    "transfer": "Steps are {lost_s} longer because requests wait for TransferQueue calls (most: {who}).",
-    "weight_sync": "The weight sync waits {lost_s} per step for {who}.",
-    "polling": "Steps are {lost_s} longer because the trainer notices finished samples late.",
-}
-_LOST_IN_ENGINES = {
-    "kv_bound": "Generate calls spend {lost_share} of the rollout's time queueing for space in the KV cache.",
-    "unbalanced_replicas": (
-        "Generate calls spend {lost_share} of the rollout's time in a queue while another replica has free "
-        "capacity."
-    ),
-    "engine_queue": "Generate calls spend {lost_share} of the rollout's time in the engines' queues.",
-    "retractions": "Generate calls lose {lost_share} of the rollout's time to retractions.",
-    "cold_prefix_cache": (
-        "Generate calls spend {lost_share} of the rollout's time on prefill of tokens that were cached before."
-    ),
-}
-
-
 # Tokens more versions behind than this are stale: a step is one or two behind by design.
 _STALE = 2
-
-
-class _Maker(NamedTuple):
-    """What makes samples stale; cause and advice are those of the rule if empty."""
-
-    name: str
-    cause: str = ""
-    advice: str = ""
-
-
-_SYNC_LESS = "Sync less often (parameter_sync_step)."
-_QUEUE = _Maker("the wait in the queue")
-_ABORTED = _Maker(
-    "calls aborted by weight syncs",
-    "Each sync makes the tokens before the abort one version older.",
-    "Sync less often (parameter_sync_step), or let requests finish before a sync.",
-)
-# By the causes of `staleness_causes`; `generating` is told apart by length.
-_MAKERS = {
-    "queue": _QUEUE,
-    "dispatch": _QUEUE,
-    "paused": _ABORTED,
-    "redone": _ABORTED,
-    "between_calls": _Maker(
-        "the time between generate calls (tools, rewards)",
-        "Weights are synced while samples wait for tools or rewards; their tokens get older.",
-        "Faster tools or rewards (`plot tool_latencies`); sync less often (parameter_sync_step).",
-    ),
-    "group": _Maker(
-        "requests that wait for the slowest one of their prompt",
-        "A prompt is consumed when all its requests have finished; the first ones get older meanwhile.",
-        "Limit turns or response length, or take fewer samples per prompt (rollout.n): each changes what is "
-        "trained.",
-    ),
-}
-_SPANNING = _Maker(
-    "requests that span syncs", "Weights were synced while they were generated.", _SYNC_LESS
-)
 
 
 def _of_staleness(pools: _Pools, rows: Rows, causes: Rows) -> Iterator[Finding]:
@@ -502,30 +439,30 @@ def _of_staleness(pools: _Pools, rows: Rows, causes: Rows) -> Iterator[Finding]:
     stale = sum(row["tokens"] for row in versions if row["max_behind"] > _STALE)
     if not tokens or stale < rule.least * tokens:
         return
-    maker = _maker_of(rows, causes)
-    if maker.cause:
-        rule = replace(rule, cause=maker.cause, advice=maker.advice)
-    culprit = Culprit("", maker.name, maker.name)
+    maker, advice, cause = _maker_of(rows, causes)
+    rule = replace(rule, cause=cause or rule.cause, advice=advice or rule.advice)
+    culprit = Culprit("", maker, maker)
     yield finding_of(
         pool, "too_stale", rule, 0.0, {}, culprit, {}, lost_s=0.0, lost_share=stale / tokens
     )
 
 
-def _maker_of(rows: Rows, causes: Rows) -> _Maker:
-    """Return what made samples old.
+def _maker_of(rows: Rows, causes: Rows) -> Texts:
+    """Return the texts of what made samples old.
 
     Args:
         rows: Of `staleness`, of one run; where requests have no generate calls, they have the cause.
         causes: Of `staleness_causes`, of the same run; those of the stalest requests decide.
     """
+    spanning = TEXTS["too_stale", "generating"]
     stalest = [row for row in causes if row["part"] == "request"]
     behind = summed(
-        ({**row, "maker": _MAKERS.get(row["cause"], _SPANNING)} for row in stalest),
+        ({**row, "maker": TEXTS.get(("too_stale", row["cause"]), spanning)} for row in stalest),
         "behind",
         "maker",
     )
-    most = next(iter(behind), _SPANNING)
-    if most is not _SPANNING and behind[most]:
+    most = next(iter(behind), spanning)
+    if most != spanning and behind[most]:
         return most
     lengths = [
         {**row, **{each: row[each] * row["samples"] * stale for each in ("spanned", "waited")}}
@@ -536,9 +473,9 @@ def _maker_of(rows: Rows, causes: Rows) -> _Maker:
     spanned = summed(lengths, "spanned", "what")
     whole = sum(spanned.values())
     if not any(behind.values()) and sum(row["waited"] for row in lengths) >= whole:
-        return _QUEUE
+        return TEXTS["too_stale", "queue"]
     longest = max(spanned, key=lambda what: int(what.split()[0]), default="")
     if whole and spanned[longest] > whole / 2:
-        advice = f"{_SYNC_LESS} Limiting turns or response length changes what is trained."
-        return _Maker(f"long requests ({longest})", _SPANNING.cause, advice)
-    return _SPANNING
+        long = TEXTS["too_stale", "length"]
+        return long._replace(sentence=long.sentence.format(what=longest))
+    return spanning

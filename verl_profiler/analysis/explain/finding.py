@@ -10,7 +10,15 @@ from typing import Any, ClassVar
 
 from verl_profiler.analysis.explain.concentration import EVIDENCE, Culprit, Place, identity
 from verl_profiler.analysis.explain.fixes import Facts, fixes_of
-from verl_profiler.analysis.explain.rules import BETWEEN, CATEGORIES, LATE_START, RULES, Rule
+from verl_profiler.analysis.explain.rules import (
+    BETWEEN,
+    CATEGORIES,
+    LATE_START,
+    RULES,
+    TEXTS,
+    Rule,
+    Texts,
+)
 from verl_profiler.analysis.selection import Rows, grouped
 from verl_profiler.units import seconds, share, some
 
@@ -44,18 +52,6 @@ _WORK: dict[str, tuple[str, ...]] = {
     "validation": ("testing", "validation"),
 }
 _WORKS = frozenset(category for each in _WORK.values() for category in each)
-# By category without a rule: what to try, and what it is.
-_CAPTURED = "Only captured steps take it: capture fewer steps and ranks (trainer.profile_steps, profile_ranks)."
-_TRY = {
-    "start_profile": _CAPTURED,
-    "stop_profile": _CAPTURED,
-    "dump_rollout_generations": "verl writes all generations there: a faster disk for trainer.rollout_data_dir, or "
-    "unset it.",
-}
-_WHAT = {
-    "start_profile": " to start the captures of a step",
-    "stop_profile": " to end the captures of a step and to write what they recorded",
-}
 _SPLIT = "What happens inside was not recorded: put span(…) around its parts."
 # The rules that a category alone triggers, but only if it takes long enough.
 _RULE_OF = {
@@ -261,12 +257,11 @@ class Account:
         starts = self.only_starts and name == LATE_START
         if rule is not None and not starts:
             return name, rule
-        where, advice = "", _TRY.get(category, _SPLIT)
+        where, texts = "", TEXTS.get((category, "category"), Texts())
+        advice = texts.advice or _SPLIT
         if starts:
             where = " in the first step, in which workers and agent loops start"
             advice = "Record more steps: of three, the first one is left out."
-        elif category in _WHAT:
-            where = _WHAT[category]
         elif self.between([category]):
             where = " between steps"
         elif category in CATEGORIES:
@@ -276,6 +271,7 @@ class Account:
         # Names are the user's, and may have braces.
         quoted = category.replace("{", "{{").replace("}", "}}")
         sentence = f"{quoted} takes {{lost_s}} per step ({{lost_share}}){where}."
+        sentence = texts.sentence or sentence
         return category, Rule(sentence, advice, ("critical_path", "step_durations"))
 
     def by_step(self, categories: Iterable[str]) -> dict[int, float]:
