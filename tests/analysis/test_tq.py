@@ -5,8 +5,9 @@ import re
 import pytest
 from picked import picked
 
+from verl_profiler.analysis.explain.rules import TEXTS
 from verl_profiler.analysis.tq import tq_functions, tq_over_time, tq_steps, tq_throughput, tq_wall
-from verl_profiler.analysis.tq_findings import PHRASES, tq_findings
+from verl_profiler.analysis.tq_findings import tq_findings
 from verl_profiler.analysis.tq_traces import tq_paths, tq_trace_counts, tq_traces
 from verl_profiler.reading.tables.tables import Tables
 
@@ -169,7 +170,7 @@ def test_findings_are_the_guides():
     ] == [(row["finding"], row["func"], row["event"]) for row in found]
     assert pytest.approx(0.4) == found[0]["value"]
     causes = re.compile("may be|bottleneck")
-    texts = [PHRASES[f"{row['finding']}{part}"] for row in found for part in ("", ".advice")]
+    texts = [text for row in found for text in TEXTS[row["finding"], "tq"]]
     assert [] == [text for text in texts if causes.search(text)], "which were not measured"
 
 

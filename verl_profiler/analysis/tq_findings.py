@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from verl_profiler.analysis.explain.rules import TEXTS
 from verl_profiler.analysis.selection import Rows, Steps, in_steps, summed
 from verl_profiler.analysis.tq import FAIR_MIB_S, tq_functions, tq_throughput
 from verl_profiler.reading.tables.tables import Tables
@@ -12,7 +13,6 @@ from verl_profiler.units import rate, seconds, share, size
 
 __all__ = [
     "HIGH_OVERHEAD",
-    "PHRASES",
     "SMALL_BYTES",
     "UNSTABLE",
     "finding_lines",
@@ -28,44 +28,6 @@ SMALL_BYTES = 1 << 20
 # Columns of `tq_functions` that a high overhead and an unstable stage have.
 _OVERHEAD = ("total_s", "overhead_share", "get_share", "put_share", "alone_share")
 _STAGE = ("calls", "mean_s", "p50_s", "p95_s", "max_s", "variation")
-
-# Findings, each with the guide's advice.
-PHRASES = {
-    "overhead": (
-        "{func}: get and put take {overhead_share} of its time ({tq_s} of {total_s}; get "
-        "{get_share}, put {put_share}), more than {threshold}; {of_all_share} of the time of all "
-        "traced functions"
-    ),
-    "overhead.advice": (
-        "check the storage backend's settings; use larger batches, so that there are fewer "
-        "transfers; consider compressing the data"
-    ),
-    "alone": "with concurrent compute: only {alone_share} of the busy wall-clock time",
-    "unstable": (
-        "{func}: {stage} times vary: p50 {p50_s}, p95 {p95_s}, max {max_s} over {calls} calls "
-        "(standard deviation {variation} of the mean)"
-    ),
-    "worst": "longest in step {worst_step}: {worst_s} on average",
-    "unstable.advice": (
-        "the cause is not measured: check below when it happened, and what else used network and "
-        "storage at that time"
-    ),
-    "low_throughput": (
-        "{event}: {mib_per_s} MiB/s over {calls} calls and {size_bytes}; below {threshold} MiB/s "
-        "is poor ({poor_share} of the calls are)"
-    ),
-    "low_throughput.advice": (
-        "what limits the rate is not measured: check network bandwidth, the storage's IOPS, and "
-        "how the data is serialized"
-    ),
-    "small_transfers": (
-        "{event}: {mib_per_s} MiB/s, with {mean_bytes} per call and p50 {p50_s}: calls this small "
-        "do not measure the bandwidth"
-    ),
-    "small_transfers.advice": "move more data per call: larger batches, fewer transfers",
-    "failed": "{func}: {failed} of {calls} calls ended with an error",
-    "failed.advice": "check the exceptions in the log; times of failed calls are included",
-}
 
 
 def tq_findings(tables: Tables, steps: Steps = None, *, function: str | None = None) -> Rows:
@@ -146,11 +108,12 @@ def _of_rates(row: Mapping[str, Any]) -> dict[str, Any]:
 def finding_lines(row: Mapping[str, Any]) -> list[str]:
     """Return a finding as a sentence, and further sentences with its evidence."""
     shown = {name: _shown(name, value) for name, value in row.items()}
-    lines = [PHRASES[row["finding"]].format_map(shown)]
+    finding = row["finding"]
+    lines = [TEXTS[finding, "tq"].sentence.format_map(shown)]
     if row.get("alone_share") is not None and row["alone_share"] < 0.8 * row["value"]:
-        lines.append(PHRASES["alone"].format_map(shown))
+        lines.append(TEXTS[finding, "tq alone"].sentence.format_map(shown))
     if row.get("worst_step") is not None:
-        lines.append(PHRASES["worst"].format_map(shown))
+        lines.append(TEXTS[finding, "tq worst"].sentence.format_map(shown))
     return lines
 
 

@@ -9,8 +9,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_profiler.analysis.explain.rules import TEXTS
 from verl_profiler.analysis.tq import tq_load
-from verl_profiler.analysis.tq_findings import PHRASES, finding_lines
+from verl_profiler.analysis.tq_findings import finding_lines
 from verl_profiler.reading.tables.schemas import TQ_STAGES
 from verl_profiler.render.visible import visible
 from verl_profiler.units import counted, rate, seconds, share, size
@@ -162,7 +163,7 @@ def _findings(tables: Mapping[str, Rows]) -> str:
         for row in rows:
             first, *evidence = finding_lines(row)
             lines += [visible(f"  ! {first}"), *(f"      {text}" for text in evidence)]
-        lines.append(f"      try: {PHRASES[f'{kind}.advice']}")
+        lines.append(f"      try: {TEXTS[kind, 'tq'].advice}")
     return "\n".join(lines)
 
 

@@ -28,7 +28,7 @@ from verl_profiler.analysis.explain.engine_culprits import engines
 from verl_profiler.analysis.explain.forward_passes import FORWARD, forward_losses
 from verl_profiler.analysis.explain.over_time import over_time
 from verl_profiler.analysis.explain.request_parts import request_parts
-from verl_profiler.analysis.explain.rules import BETWEEN, LATE_START
+from verl_profiler.analysis.explain.rules import RULES
 from verl_profiler.analysis.explain.step_rows import TOGETHER
 from verl_profiler.analysis.explain.what_if import Cycle, cycles
 from verl_profiler.analysis.selection import Rows, Steps, by_run, grouped, in_steps, summed
@@ -67,14 +67,15 @@ def culprits(
     of_run = by_run(segments)
     for run in dict.fromkeys((*of_run, *(each.run for each in gathered))):
         own, found = of_run.get(run, []), named.setdefault(run, {})
-        for name, (categories, label) in _BY_CATEGORY.items():
+        for name, rule in RULES.items():
+            kind, _, form = rule.culprit.partition(": ")
             places = places_of(
-                (row["step"], label(row), row["duration_s"])
+                (row["step"], _named(row, form) or kind, row["duration_s"])
                 for row in own
-                if row["category"] in categories
+                if kind and row["category"] in rule.categories
             )
             if places:
-                culprit = identity(_KINDS.get(name, "phase"), places)
+                culprit = identity(kind, places)
                 if len({who for place in places for who in place.lost_s}) == 1:
                     # It leads everywhere, whatever it is.
                     culprit = replace(culprit, where=f"in {counted(len(places), 'step')}")
@@ -98,6 +99,12 @@ def culprits(
     return named
 
 
+def _named(row: Mapping[str, Any], form: str) -> str:
+    """Return the name of a segment's culprit; empty if it was not recorded."""
+    known = {"what": row["what"] or "", "phase": row["phase"] or "between timers"}
+    return form.format(**{**row, **known}).strip()
+
+
 def culprit_rows(named: Found) -> Rows:
     """Return table `culprits`: one row per run and finding."""
     return [
@@ -118,29 +125,6 @@ def culprit_rows(named: Found) -> Rows:
     ]
 
 
-# Findings whose culprit is a label of the critical path: the categories, and the label.
-_BY_CATEGORY: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], str]]] = {
-    "tool_time": (("tool",), lambda row: str(row["what"] or "tool")),
-    "transfer": (("transfer",), lambda row: f"{row['event']} {row['what'] or ''}".rstrip()),
-    "engine_sleep": (("sleep_replicas", "engine_memory"), lambda row: str(row["event"])),
-    "handover": (("handover",), lambda row: str(row["phase"] or "between timers")),
-    "unexplained": (("unexplained",), lambda row: str(row["phase"] or "between timers")),
-    LATE_START: (("dispatch", "prepare_step"), lambda row: str(row["category"])),
-    "way_to_engine": (("server_acquire", "transport"), lambda row: str(row["category"])),
-    "checkpoint": (("save_checkpoint",), lambda _: "save_checkpoint"),
-    "polling": (("polling",), lambda _: "poll interval of the replay buffer"),
-    "reward": (("reward",), lambda _: "the reward function"),
-    "validation": (("testing", "validation"), lambda _: "validation"),
-    BETWEEN: ((BETWEEN,), lambda _: "between steps"),
-    "offload": (("offload",), lambda row: str(row["phase"] or "between timers")),
-    "prefill": (("prefill",), lambda row: f"call {row['turn']} of a request"),
-}
-_KINDS = {
-    "tool_time": "tool",
-    "transfer": "operation",
-    "polling": "setting",
-    "checkpoint": "phase",
-}
 # Findings of the trainer's phases whose gain is that of a replay; of slow ranks it is the upper bound.
 _OF_TRAINER = ("uneven_tokens", "gpu_idle", "forward_only")
 # The only culprit that the fixes of a finding are for.

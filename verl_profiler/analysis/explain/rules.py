@@ -34,32 +34,6 @@ ONLY_IN_REPORT = frozenset(
         *("device_use", "phase_efficiency", "transfer_totals", "weight_transfers"),
     }
 )
-# Categories of the critical path other than verl's phases, and their meaning.
-CATEGORIES: dict[str, str] = {
-    "dispatch": "from the start of gen to the start of the request that ended last",
-    "prompt_build": "tokenizing the first prompt",
-    "server_acquire": "waiting for the load balancer to choose a replica",
-    "transport": "transport to and from the engine, and other waiting outside it",
-    "parked": "waiting in a paused engine",
-    "queue": "waiting in the engine's queue",
-    "prefill": "from the first forward pass to the first token",
-    "decode": "from the first token to the last",
-    "engine": "in the engine, without reported components",
-    "tool": "a tool call",
-    "tool_parsing": "parsing tool calls in the response",
-    "token_merge": "merging new tokens into the conversation",
-    "postprocess": "converting the result to tensors and storing it",
-    "reward": "waiting for the request's reward, or the trainer's timer of that name",
-    "transfer": "TransferQueue calls",
-    "event_loop": "the worker's event loop was blocked while the request waited for it or a reply",
-    "host_stall": "the same, while most other processes on the host stalled too",
-    "engine_memory": "releasing and allocating the memory of an engine in the trainer's phases",
-    "sleep_replicas": "putting the engines to sleep at the end of gen",
-    "polling": "all requests had finished, but the trainer had not polled yet",
-    "handover": "dispatch/collect gap: a trainer phase while its last rank was idle",
-    "offload": "loading and offloading parameters, gradients or optimizer state of the last rank",
-    UNEXPLAINED: "unattributed: no event covers the time",
-}
 
 
 @dataclass(frozen=True)
@@ -73,6 +47,7 @@ class Rule:
         cause: What is measured besides; empty if only the culprit has that.
         change: The replay whose gain is recoverable.
         categories: Of the critical path.
+        culprit: Its kind and its name, where the segments of the categories determine it.
         least: The minimum share of a step.
         varies: A small gain needs an interval above 0.
         unseen: The replay has only bounds.
@@ -91,6 +66,7 @@ class Rule:
     cause: str = ""
     change: str | None = None
     categories: tuple[str, ...] = ()
+    culprit: str = ""
     least: float = 0.03
     varies: bool = False
     unseen: bool = False
@@ -118,6 +94,8 @@ TEXTS = {
     for name, each, *texts in _TABLES["Texts"]
     for of in each.split(", ")
 }
+# Categories of the critical path other than verl's phases, and their meaning.
+CATEGORIES = {name.strip("`"): meaning for name, meaning in _TABLES["Categories"]}
 _GROUPS = {name.strip("`"): names.split(", ") for name, names in _TABLES["Groups"]}
 
 
@@ -131,6 +109,7 @@ def _rule(
     name: str,
     change: str,
     categories: str,
+    culprit: str,
     least: str,
     marks: str,
     without: str,
@@ -146,7 +125,8 @@ def _rule(
         cause,
         change or None,
         _names(categories),
-        math.inf if least == "never" else float(least.removesuffix(" %") or 3) / 100,
+        culprit,
+        math.inf if least == "never" else float(least.removesuffix(" %")) / 100,
         named_advice=of_one.advice or None,
         fixes=_names(fixes),
         without=_names(without),
