@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from verl_profiler.analysis.explain.concentration import (
+    Culprit,
     Named,
     concentration,
     lost_in,
@@ -35,6 +36,7 @@ def engines(earlier: Earlier) -> Iterator[Named]:
     sooner = earlier(
         held_up(cold, "length_us * sum(cold_us) / sum(prefill_us)", "coalesce(cold_us, 0)"), "all"
     )
+    replicas: dict[str, Culprit] = {}
     for run, own in by_run(lost_by_engine(tables, steps)).items():
         by_calls = shares.get(run, {})
         for finding, about in _ABOUT.items():
@@ -46,17 +48,19 @@ def engines(earlier: Earlier) -> Iterator[Named]:
                 replace(each, what=last[each.step])
                 for each in places_of((r["step"], r["engine_name"], r[finding]) for r in lost)
             ]
-            if places:
-                culprit = concentration("replica", places, expected, verb=about)
-                if finding == "retractions":
-                    culprit = replace(culprit, because=_retracted(tables, run, steps))
-                if finding == "cold_prefix_cache":
-                    # What other calls prefill delays the last request as well.
-                    places = sooner.get((run, "prefill"), []) if culprit.who else []
-                if places:
-                    yield Named(run, finding, culprit, lost_in(places))
+            if not places:
+                continue
+            culprit = concentration("replica", places, expected, verb=about)
+            if finding == "retractions":
+                culprit = replace(culprit, because=_retracted(tables, run, steps))
+            if finding != "cold_prefix_cache":
+                yield Named(run, finding, culprit, lost_in(places))
+            elif culprit.who is not None:
+                replicas[run] = culprit
+    # What other calls prefill delays the last request as well.
     for (run, _), places in sooner.items():
-        yield lost_to(run, "cold_prefix_cache", "phase", "prefill", places)
+        cold = lost_to(run, "cold_prefix_cache", "phase", "prefill", places)
+        yield cold._replace(culprit=replicas.get(run, cold.culprit))
 
 
 def _retracted(tables: Tables, run: str, steps: Steps) -> str:

@@ -96,8 +96,9 @@ def requests(earlier: Earlier) -> Iterator[Named]:
         ("worker", "name", shares_of(tables, "name", "requests", steps)),
         ("replica", "replica", shares_of(tables, "engine_name", "engine_calls", steps)),
     )
-    longer = tails(earlier)
-    for run, own in by_run(lasts).items():
+    longer, of_run = tails(earlier), by_run(lasts)
+    for run in {**of_run, **longer}:
+        own = of_run.get(run, [])
         candidates: list[Culprit] = []
         for kind, column, shares in kinds:
             known = [
@@ -106,7 +107,7 @@ def requests(earlier: Earlier) -> Iterator[Named]:
                 if row[column] is not None and row["because"] in _REASONS_OF[kind]
             ]
             members = shares.get(run, {})
-            if len(members) > 1 and 2 * len(known) >= len(own):
+            if len(members) > 1 and 2 * len(known) >= len(own) > 0:
                 places = [
                     Place(
                         row["step"], {str(row[column]): row["behind_us"] / 1e6}, row["request_id"]
@@ -134,10 +135,6 @@ def requests(earlier: Earlier) -> Iterator[Named]:
         if tail.who is not None and best.who is None:
             best = replace(best, who=tail.who, text=tail.who)
         yield Named(run, "tail", replace(best, because=tail.sentence), tail.sooner_s)
-    for run, tail in longer.items():
-        if run in earlier.cycles:
-            culprit = Culprit("request", tail.who, tail.who or "", because=tail.sentence)
-            yield Named(run, "tail", culprit, tail.sooner_s)
 
 
 def shares_of(tables: Tables, column: str, table: str, steps: Steps) -> dict[str, dict[str, float]]:

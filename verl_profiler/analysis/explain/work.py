@@ -311,6 +311,34 @@ class Tail(NamedTuple):
     who: str | None
 
 
+def _of_long_requests(tables: Tables, ended: str) -> Rows:
+    """Return what the rows of `long_requests` are among those of `ended`: one row per run and who."""
+    return tables.rows(
+        f"""
+        WITH whos AS (
+            SELECT run, who, array_agg(DISTINCT name) AS names FROM long_requests GROUP BY run, who
+        ), every AS (
+            SELECT r.*, w.who, names, c.who IS NOT NULL AS longer, at_limit,
+                coalesce(cut_us > 0 AND 2 * cut_us >= max(cut_us) OVER (PARTITION BY run, who, step), false)
+                    AS is_long
+            FROM ({ended}) AS r JOIN whos AS w USING (run)
+            LEFT JOIN long_requests AS c USING (run, step, name, request_id, who)
+            LEFT JOIN (SELECT run, step, name, request_id, bool_or(finish_reason = 'length') AS at_limit
+                FROM engine_calls WHERE NOT validate GROUP BY ALL) AS t
+                USING (run, step, name, request_id)
+        )
+        SELECT run, who, count(*) FILTER (is_long) AS long, count(*) AS many,
+            count(*) FILTER (longer) AS many_long, count(DISTINCT step) AS steps,
+            count(DISTINCT name) FILTER (longer) AS workers,
+            count(*) FILTER (list_contains(names, name)) AS theirs,
+            median(generated_tokens) FILTER (is_long) / median(generated_tokens) FILTER (NOT is_long) AS times,
+            median(turns) FILTER (is_long) AS turns,
+            median(turns) FILTER (NOT is_long) AS other_turns,
+            count(*) FILTER (is_long AND at_limit) AS at_limit FROM every GROUP BY run, who
+        """
+    )
+
+
 def tails(earlier: Earlier) -> dict[str, Tail]:
     """Find requests with many more tokens or turns than the others, that steps wait for.
 
@@ -369,32 +397,8 @@ def tails(earlier: Earlier) -> dict[str, Tail]:
     # Kept, because most of the time is that of the quantiles over all requests.
     tables.rows(f"CREATE OR REPLACE TEMP TABLE long_requests AS {cuts}")
     sooner = earlier("FROM long_requests", "tokens")
-    if not sooner:
-        return {}
-    rows = tables.rows(
-        f"""
-        WITH whos AS (
-            SELECT run, who, array_agg(DISTINCT name) AS names FROM long_requests GROUP BY run, who
-        ), every AS (
-            SELECT r.*, w.who, names, c.who IS NOT NULL AS longer, at_limit,
-                coalesce(cut_us > 0 AND 2 * cut_us >= max(cut_us) OVER (PARTITION BY run, who, step), false)
-                    AS is_long
-            FROM ({ended}) AS r JOIN whos AS w USING (run)
-            LEFT JOIN long_requests AS c USING (run, step, name, request_id, who)
-            LEFT JOIN (SELECT run, step, name, request_id, bool_or(finish_reason = 'length') AS at_limit
-                FROM engine_calls WHERE NOT validate GROUP BY ALL) AS t
-                USING (run, step, name, request_id)
-        )
-        SELECT run, who, count(*) FILTER (is_long) AS long, count(*) AS many,
-            count(*) FILTER (longer) AS many_long, count(DISTINCT step) AS steps,
-            count(DISTINCT name) FILTER (longer) AS workers,
-            count(*) FILTER (list_contains(names, name)) AS theirs,
-            median(generated_tokens) FILTER (is_long) / median(generated_tokens) FILTER (NOT is_long) AS times,
-            median(turns) FILTER (is_long) AS turns,
-            median(turns) FILTER (NOT is_long) AS other_turns,
-            count(*) FILTER (is_long AND at_limit) AS at_limit FROM every GROUP BY run, who
-        """
-    )
+    rows = _of_long_requests(tables, ended) if sooner else []
+    tables.rows("DROP TABLE long_requests")
     of_tails = {(row["run"], row["who"]): row for row in rows}
     found: dict[str, Tail] = {}
     # The longer ones are among the long ones, and come after them.
