@@ -174,11 +174,11 @@ def with_the_rest(
     """
     found: list[Finding] = []
     for run, pools in _pools_of(ledger, steps).items():
-        own = [(each, {*each.accounts}) for each in listed if each.run == run]
+        own = [each for each in listed if each.run == run]
         every = with_rest(pools.trainer, own)
         cycle = (known or {}).get(run)
         if cycle is not None:
-            before = {each.name for each, _ in own}
+            before = {each.name for each in own}
             every = [
                 each if each.name in before else _replayed(each, cycle, pools.trainer)
                 for each in every

@@ -92,10 +92,10 @@ def culprits(
         if "checkpoint" in found:
             culprit, _ = found["checkpoint"]
             found["checkpoint"] = replace(culprit, because=_last_to_save(tables, run, steps)), None
-        if "tool_time" in found:
-            culprit, lost_s = found["tool_time"]
-            because = rollout_culprits.calls_of(tables, run, culprit.who, steps)
-            found["tool_time"] = replace(culprit, because=because), lost_s
+        for name in {"tool_time", "slow_tools"} & found.keys():
+            culprit, lost_s = found[name]
+            calls = rollout_culprits.calls_of(tables, run, culprit.who, steps)
+            found[name] = replace(culprit, because=f"{culprit.because} {calls}".strip()), lost_s
     return named
 
 

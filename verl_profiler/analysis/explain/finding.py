@@ -434,17 +434,13 @@ def without_superfluous(found: Mapping[str, Finding]) -> list[Finding]:
     return [replace(found[name], accounts=own) for name, own in accounts.items()]
 
 
-def with_rest(account: Account, listed: Iterable[tuple[Finding, set[str]]]) -> list[Finding]:
-    """Give findings what they account for, and add others until each category of `LEAST` is in one.
-
-    Args:
-        account: Of their run.
-        listed: Findings, and the categories that each explains.
-    """
+def with_rest(account: Account, listed: Iterable[Finding]) -> list[Finding]:
+    """Give findings of a run what they alone account for, and add others until each category of `LEAST` is in one."""
     rest = dict(account.means)
     found: list[Finding] = []
-    for each, own in listed:
-        taken = {category: rest.pop(category) for category in sorted(own & rest.keys())}
+    for each in listed:
+        own = sorted(each.accounts.keys() & rest.keys())
+        taken = {category: rest.pop(category) for category in own}
         found.append(replace(each, accounts=taken))
     works = {category for of in account.kinds.values() for category in of}
     done: dict[str, float] = {}

@@ -165,12 +165,17 @@ def ranked(
     changes, why = by_run(replays), by_run(waits)
     for run, segments in by_run(account).items():
         culprits = named.get(run, {})
-        listed += _of_run(
-            Account(run, _set_apart(segments, culprits), (starts or {}).get(run)),
-            {row["what"]: row for row in changes.get(run, ())},
-            culprits,
-            _reason(why.get(run, [])),
-        )
+        own = Account(run, _set_apart(segments, culprits), (starts or {}).get(run))
+        replay_of = {row["what"]: row for row in changes.get(run, ())}
+        reason = _reason(why.get(run, []))
+        found: dict[str, Finding] = {}
+        for name, rule in RULES.items():
+            if rule.pooled or not own.step_s or (own.only_starts and name == LATE_START):
+                continue
+            made = of_rule(own, name, rule, replay_of.get(rule.change), culprits.get(name))
+            if made is not None:
+                found[name] = replace(made, reason=reason)
+        listed += with_rest(own, without_superfluous(found))
     return in_order(listed)
 
 
@@ -208,23 +213,6 @@ def _set_apart(segments: Rows, culprits: Mapping[str, tuple[Culprit, float | Non
         else:
             found.append(row)
     return found
-
-
-def _of_run(
-    account: Account,
-    replays: Mapping[str | None, Mapping[str, Any]],
-    culprits: Mapping[str, tuple[Culprit, float | None]],
-    reason: str,
-) -> list[Finding]:
-    found: dict[str, Finding] = {}
-    for name, rule in RULES.items():
-        blames_start = account.only_starts and name == LATE_START
-        if not rule.pooled and account.step_s and not blames_start:
-            each = of_rule(account, name, rule, replays.get(rule.change), culprits.get(name))
-            if each is not None:
-                found[name] = replace(each, reason=reason)
-    listed = [(each, set(each.accounts)) for each in without_superfluous(found)]
-    return with_rest(account, listed)
 
 
 def _reason(waits: Rows) -> str:

@@ -27,7 +27,7 @@ __all__ = ["OF_TOKENS", "Shape", "changes_in", "over_time", "shape_of"]
 # Phases whose time is compared with the tokens of their step.
 OF_TOKENS = frozenset({"gen", *FORWARD, *FORWARD.values()})
 
-# A step stands out if a phase takes so many times the median, and so many times what the others vary by.
+# A step stands out if it has so many times the median, and so many times what the others vary by.
 _TIMES, _SPREADS = 1.5, 8
 # Steps that establish growth or a change, and those on either side of a change.
 _STEPS, _SIDE = 5, 3
@@ -38,8 +38,8 @@ _TREND, _CHANGE = 3.3, 3.8
 _CLOSER = 0.6
 # Least growth, or change, over the run.
 _GROWTH = 0.1
-# Steps of another kind have so many times the tokens, and are at most this part of all.
-_KIND, _RARE = 1.5, 0.4
+# Steps of another kind are at most this part of all.
+_RARE = 0.4
 # Or their level is so many standard deviations within either from the other: lognormal values that vary by
 # 10, 20 and 40 % have two such levels in 0, 1 and 3 % of 5 steps, and 0, 0.4 and 0.7 % of 10.
 _LEVELS = 6
@@ -188,6 +188,14 @@ def _first_step(tables: Tables, run: str) -> int:
     return int(row["first"])
 
 
+def _far_above(series: _Series) -> tuple[float, list[int]]:
+    """Return the median of a series, and the steps that are far above it."""
+    typical = median(series.values())
+    spread = median(abs(each - typical) for each in series.values())
+    limit = max(_TIMES * typical, typical + _SPREADS * 1.48 * spread)
+    return typical, [step for step, each in series.items() if each > limit]
+
+
 def _stalled_in(
     phases: Mapping[str, _Series], demands: Mapping[str, _Series]
 ) -> list[tuple[int, str, float]]:
@@ -197,10 +205,7 @@ def _stalled_in(
     """
     found: list[tuple[int, str, float]] = []
     for phase, series in phases.items():
-        typical = median(series.values())
-        spread = median(abs(each - typical) for each in series.values())
-        limit = max(_TIMES * typical, typical + _SPREADS * 1.48 * spread)
-        out = [step for step, length in series.items() if length > limit]
+        typical, out = _far_above(series)
         if len(series) < 4 or len(out) > max(len(series) // 10, 1):
             continue
         tokens = demands.get(phase, {})
@@ -346,10 +351,7 @@ def _changes(
 
 def _two_kinds(series: _Series) -> Shape | None:
     """Return whether few steps have many times the value of the others, or at most half of them another level."""
-    typical = median(series.values())
-    spread = median(abs(each - typical) for each in series.values())
-    limit = max(_KIND * typical, typical + _SPREADS * 1.48 * spread)
-    out = [step for step, each in series.items() if each > limit]
+    _, out = _far_above(series)
     if len(series) < _STEPS:
         return None
     if not 0 < len(out) <= _RARE * len(series):
@@ -375,7 +377,7 @@ def _upper(series: _Series) -> list[int]:
     at = max(range(2, len(logs) - 1), key=lambda place: logs[place] - logs[place - 1])
     low, high = logs[:at], logs[at:]
     within = len(low) * pvariance(low) + len(high) * pvariance(high)
-    apart = max(math.log(_KIND), _LEVELS * math.sqrt(within / (len(logs) - 2)))
+    apart = max(math.log(_TIMES), _LEVELS * math.sqrt(within / (len(logs) - 2)))
     changed = max(ordered[:at]) < min(ordered[at:])
     if fmean(high) - fmean(low) < apart or (2 * at < len(logs) and not changed):
         return []

@@ -277,22 +277,19 @@ def tools(earlier: Earlier) -> Iterator[Named]:
     for run, own in by_run(charged).items():
         lost = places_of((row["step"], row["tool"], row["caused_wait_us"] / 1e6) for row in own)
         culprit = identity("tool", lost)
-        because = calls_of(tables, run, culprit.who, steps)
         slowest = tables.rows(
             "SELECT step, tool AS who, duration_us / 1e6 AS seconds, request_id AS what "
             f"FROM tool_calls WHERE run = ? AND tool = ? AND NOT validate AND {in_steps(steps)} "
             f"AND duration_us IS NOT NULL ORDER BY duration_us DESC, step, request_id LIMIT {_EXAMPLES}",
             [run, culprit.who],
         )
-        yield Named(run, "slow_tools", replace(culprit, evidence=slowest, because=because))
+        yield Named(run, "slow_tools", replace(culprit, evidence=slowest))
     failed_s: dict[str, float] = {}
     for each in tool_work(earlier):
         if each.finding == "failing_tools":
             failed_s[each.run] = each.lost_s or 0.0
         else:
-            calls = calls_of(tables, each.run, each.culprit.who, steps)
-            because = f"{each.culprit.because} {calls}".strip()
-            yield each._replace(culprit=replace(each.culprit, because=because))
+            yield each
     failing = tables.rows(
         f"""
         SELECT run, coalesce(tool, 'tool') AS tool, count(*) AS calls,
@@ -531,32 +528,16 @@ def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterat
             AND us - others_us > {_ERRORS} * greatest(error_us, others_error_us) ORDER BY ALL
         """
     )
-    of_run = by_run(rows)
-    for run in {**of_run, **loads_of}:
-        slow = grouped(of_run.get(run, []), "host")
-        slower_of: dict[str, dict[str, list[float]]] = {}
-        loads = loads_of.get(run)
-        for each in loads.slowness().values() if loads else ():
-            for who, (us, alike_us) in each.items():
-                own = slower_of.setdefault(hosts.get((run, who)) or "", {})
-                own.setdefault(who, []).append(us / alike_us)
-        found: list[tuple[bool, int, str, dict[str, float]]] = []
-        for host in {**slow, **slower_of}:
-            rates = slow.get(host, [])
-            kinds = {row["kind"]: row["slower"] for row in rates}
-            of_work = {row["work"] for row in rates}
+    for run, own in by_run(rows + _slow_at_decoding(hosts, loads_of)).items():
+        found: list[tuple[bool, int, str]] = []
+        for host, rates in grouped(own, "host").items():
             alone = any(row["alone"] for row in rates)
-            # A host decodes as slowly as the fastest of its replicas: one of several may be slow by itself.
-            replicas_there = [median(each) for each in slower_of.get(host, {}).values()]
-            if min(replicas_there, default=0.0) >= SLOWER:
-                kinds["decoding"] = min(replicas_there)
-                of_work.add("decoding")
-                alone = alone or len(replicas_there) > 1
-            if alone or len(of_work) >= _KINDS_OF_WORK:
-                found.append((alone, len(kinds), host, kinds))
+            if alone or len({row["work"] for row in rates}) >= _KINDS_OF_WORK:
+                found.append((alone, len(rates), host))
         if not found:
             continue
-        *_, host, kinds = max(found, key=lambda each: each[:3])
+        *_, host = max(found)
+        kinds = {row["kind"]: row["slower"] for row in own if row["host"] == host}
         cuts = f"""
             SELECT run, step, name, request_id, $host AS who, sum(us * (1 - 1 / slower)) AS cut_us
             FROM (SELECT run, step, name, request_id, host, kind, duration_us AS us FROM ({calls})
@@ -573,6 +554,26 @@ def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterat
         listed = ", ".join(f"{kind} {times:.1f} times" for kind, times in sorted(kinds.items()))
         text = f"{host}: {listed} what it takes on the others"
         yield lost_to(run, "slow_host", "host", host, places, text=text)
+
+
+def _slow_at_decoding(
+    hosts: Mapping[tuple[str, str], str], loads_of: Mapping[str, ReplicaLoads]
+) -> Rows:
+    """Return the hosts whose replicas all take longer per token, as of other kinds of work."""
+    found: Rows = []
+    for run, loads in loads_of.items():
+        slower_of: dict[str, dict[str, list[float]]] = {}
+        for each in loads.slowness().values():
+            for who, (us, alike_us) in each.items():
+                own = slower_of.setdefault(hosts.get((run, who)) or "", {})
+                own.setdefault(who, []).append(us / alike_us)
+        for host, own in slower_of.items():
+            # As slowly as the fastest of its replicas: one of several may be slow by itself.
+            slower = min(map(median, own.values()))
+            row = {"run": run, "work": "decoding", "kind": "decoding", "host": host}
+            if slower >= SLOWER:
+                found.append({**row, "slower": slower, "alone": len(own) > 1})
+    return found
 
 
 # How long each request waited for its event loop while others blocked it: stalls from the step's dispatch (of an
