@@ -29,8 +29,6 @@ from verl_profiler.analysis.selection import Rows, nested
 from verl_profiler.reading.formats.console_steps import LoggedRun
 from verl_profiler.units import seconds, share
 
-__all__ = ["left_out", "log_facts", "log_findings", "log_headline", "log_phases"]
-
 # The slowest request of a batch against the mean one, above which it is a tail.
 _TAIL = 4.0
 # The part of gen without a busy request, above which it is named.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from verl_profiler.analysis.selection import Rows, Steps, grouped, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["CAUSES", "mean_causes", "staleness_causes"]
-
 # What a sample is in from its dispatch to its consumption, in that order.
 CAUSES = {
     "dispatch": "from dispatch to the first generate call",

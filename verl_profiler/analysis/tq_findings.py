@@ -11,14 +11,6 @@ from verl_profiler.analysis.tq import FAIR_MIB_S, tq_functions, tq_throughput
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import rate, seconds, share, size
 
-__all__ = [
-    "HIGH_OVERHEAD",
-    "SMALL_BYTES",
-    "UNSTABLE",
-    "finding_lines",
-    "tq_findings",
-]
-
 HIGH_OVERHEAD = 0.30
 # The guide names no number: the standard deviation of a stage over its mean, of this many calls.
 UNSTABLE = 0.5

@@ -31,8 +31,6 @@ from verl_profiler.analysis.staleness import staleness
 from verl_profiler.analysis.staleness_causes import staleness_causes
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["ASYNCHRONOUS", "asynchronous_findings", "with_the_rest"]
-
 _GENERATING = (
     "generating",
     "generating_unconsumed",

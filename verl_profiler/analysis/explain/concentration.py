@@ -12,19 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = [
-    "EVIDENCE",
-    "Culprit",
-    "Found",
-    "Named",
-    "Place",
-    "concentration",
-    "identity",
-    "lost_in",
-    "lost_to",
-    "places_of",
-]
-
 # At most so many rows of evidence.
 EVIDENCE = 5
 # Significance level, over all members of a group; where the leader is clearly apart from the others.

@@ -36,8 +36,6 @@ from verl_profiler.analysis.workers import rank_balance
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, seconds, size
 
-__all__ = ["culprit_rows", "culprits"]
-
 _MIDDLE = "(r.begin_us + r.end_us) // 2"
 
 

@@ -19,8 +19,6 @@ from verl_profiler.analysis.explain.work import Earlier, held_up, in_work
 from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["engines", "lost_by_engine"]
-
 # A batch is small if so many times as many requests would fit, and if it is at most so large.
 _ROOM, _SMALL = 8, 8
 

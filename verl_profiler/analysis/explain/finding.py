@@ -22,19 +22,6 @@ from verl_profiler.analysis.explain.rules import (
 from verl_profiler.analysis.selection import Rows, grouped
 from verl_profiler.units import seconds, share, some
 
-__all__ = [
-    "LEAST",
-    "NOBODY",
-    "Account",
-    "Finding",
-    "finding_of",
-    "in_account",
-    "in_order",
-    "of_rule",
-    "with_rest",
-    "without_superfluous",
-]
-
 NOBODY = Culprit("", None, "")
 # Minimum share of a step for a gain to be a finding even if its interval contains 0.
 _LARGE = 0.1

@@ -48,8 +48,6 @@ from verl_profiler.analysis.steps import phase_efficiency
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import share
 
-__all__ = ["explained", "ranked"]
-
 
 def explained(
     tables: Tables,

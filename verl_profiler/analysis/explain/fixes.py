@@ -18,7 +18,6 @@ from verl_profiler.events.json_values import mapping_or_empty
 if TYPE_CHECKING:
     from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["FILES", "FIXES", "SYNC_MODES", "Facts", "Fix", "fits", "fixes_of"]
 
 # Files that fixes refer to, by name.
 FILES: dict[str, str] = {

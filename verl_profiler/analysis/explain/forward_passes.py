@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import median
 
-__all__ = ["FORWARD", "forward_losses"]
-
 # A forward pass alone, and the phase that has a backward pass, too.
 FORWARD = {"old_log_prob": "update_actor", "ref": "update_actor", "values": "update_critic"}
 # Without and with backward pass: a third; not as long as this part of it.

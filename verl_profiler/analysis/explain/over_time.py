@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from verl_profiler.analysis.explain.work import Earlier
     from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["OF_TOKENS", "Shape", "changes_in", "over_time", "shape_of"]
 
 # Phases whose time is compared with the tokens of their step.
 OF_TOKENS = frozenset({"gen", *FORWARD, *FORWARD.values()})

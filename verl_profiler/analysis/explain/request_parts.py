@@ -33,8 +33,6 @@ from verl_profiler.analysis.explain.rules import LATE_START
 from verl_profiler.analysis.explain.work import LATER, LITTLE, Earlier, in_work
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 
-__all__ = ["request_parts"]
-
 _POLLING, _TOOLS, _BUILD, _PREFILL = "polling", "tool_time", "prompt_build", "prefill"
 
 

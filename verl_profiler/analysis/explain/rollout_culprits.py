@@ -44,22 +44,6 @@ from verl_profiler.reading.tables.derivations import IN_ENGINE, STALL_NOTICED_US
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import counted, seconds, share
 
-__all__ = [
-    "calls_of",
-    "changing_work",
-    "late_workers",
-    "replicas",
-    "requests",
-    "rewards",
-    "shares_of",
-    "slow_hosts",
-    "slow_replicas",
-    "stalls",
-    "tools",
-    "transfers",
-    "workers",
-]
-
 # Errors caused by the model, not by a tool.
 _OF_THE_MODEL = "('unknown_tool', 'bad_arguments')"
 # Minimum number of failures, and minimum share of a tool's calls or of the step, for a finding.

@@ -9,19 +9,6 @@ from typing import NamedTuple
 
 from verl_profiler.events.vocabulary import contract
 
-__all__ = [
-    "BETWEEN",
-    "CATEGORIES",
-    "LATE_START",
-    "ONLY_IN_REPORT",
-    "RULES",
-    "TEXTS",
-    "UNEXPLAINED",
-    "Rule",
-    "Texts",
-    "other_texts",
-]
-
 # The phase of segments after the end of a step, and the category of what no timer covers there.
 BETWEEN = "between_steps"
 # The rule whose categories precede the requests.

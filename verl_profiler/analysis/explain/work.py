@@ -32,26 +32,6 @@ if TYPE_CHECKING:
     from verl_profiler.analysis.explain.what_if import Cycle
     from verl_profiler.reading.tables.tables import Tables
 
-__all__ = [
-    "LATER",
-    "LITTLE",
-    "Earlier",
-    "ReplicaLoads",
-    "Speeds",
-    "Tail",
-    "by_load",
-    "decoding",
-    "few_at_once",
-    "first_prefill",
-    "held_up",
-    "in_work",
-    "prompts",
-    "rank_tokens",
-    "routing",
-    "tails",
-    "tool_work",
-    "worker_slowness",
-]
 
 # A prompt's responses are long if they have so many times the tokens of its step's median prompt, in half
 # of its steps, of which there are at least so many.
