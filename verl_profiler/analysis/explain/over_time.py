@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import StatisticsError, correlation, fmean, linear_regression, median, pvariance
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -65,14 +66,11 @@ def over_time(earlier: Earlier, segments: Rows) -> Iterator[Named]:
     work = _work(tables, steps)
     longest = _longest(tables, steps)
     parts = _parts(segments)
+    first = {row["run"]: row["step"] for row in tables.rows(_FIRST_STEPS)}
     for run, phases in _lengths(tables, steps).items():
-
-        def last_of(step: int, phase: str, run: str = run) -> str:
-            return _last_of(tables, run, step, phase)
-
-        first = _first_step(tables, run)
-        own = phases, work.get(run, {}), longest.get(run, {}), first, last_of, parts.get(run, {})
-        for finding, longer_s, culprit in changes_in(*own):
+        last_of = partial(_last_of, tables, run)
+        own = phases, work.get(run, {}), longest.get(run, {}), first[run], last_of
+        for finding, longer_s, culprit in changes_in(*own, parts.get(run, {})):
             # The rollout's start on other steps hides no part of a step that stalls.
             stalled = finding == "stalled_step"
             saved_s = longer_s if stalled else earlier.of_training(run, longer_s)
@@ -180,11 +178,7 @@ def _mostly(series: _Series, parts: Mapping[str, _Series]) -> str:
     return most if shares[most] >= _MOSTLY else ""
 
 
-def _first_step(tables: Tables, run: str) -> int:
-    (row,) = tables.rows(
-        "SELECT min(step) AS first FROM steps WHERE run = ? AND finished AND step > 0", [run]
-    )
-    return int(row["first"])
+_FIRST_STEPS = "SELECT run, min(step) AS step FROM steps WHERE finished AND step > 0 GROUP BY run"
 
 
 def _far_above(series: _Series) -> tuple[float, list[int]]:
