@@ -7,7 +7,8 @@ from cached_runs import REHEARSED, fixable_run
 from commands import command
 from event_files import ended, write_lines
 
-from verl_profiler.analysis.explain.rules import ONLY_IN_REPORT, RULES
+from verl_profiler.analysis.explain.changes import CHANGES
+from verl_profiler.analysis.explain.rules import ONLY_IN_REPORT, RULES, TEXTS
 from verl_profiler.analysis.registry import explanations
 from verl_profiler.cli import why
 from verl_profiler.reading.reader import load
@@ -114,6 +115,16 @@ def test_no_step_with_an_end_is_nothing_to_report(tmp_path, capsys):
 
     assert 1 == run(tmp_path)
     assert "nothing to report: no step finished" in capsys.readouterr().err
+
+
+def test_the_tables_of_rules_have_no_name_that_nothing_has():
+    """A rule that another one makes superfluous, the texts of a rule elsewhere, and the replay of a change."""
+    others = {name for rule in RULES.values() for name in rule.without}
+    elsewhere = {name for name, of in TEXTS if of in ("one culprit", "cycle", "engines")}
+    changes = {rule.change for rule in RULES.values()} - {None}
+
+    assert others | elsewhere <= RULES.keys()
+    assert changes <= CHANGES.keys()
 
 
 def test_what_findings_point_to_is_a_plot_or_named_as_a_table_of_the_report(capsys):
