@@ -21,7 +21,7 @@ from verl_profiler.analysis.explain.finding import (
     with_rest,
     without_superfluous,
 )
-from verl_profiler.analysis.explain.fixes import Facts, fits
+from verl_profiler.analysis.explain.fixes import Facts, fixes_of
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
 from verl_profiler.analysis.explain.model import TRAINING
 from verl_profiler.analysis.explain.rules import RULES, TEXTS, Rule, Texts, other_texts
@@ -119,7 +119,7 @@ def asynchronous_findings(
                 *_of_devices(
                     pools,
                     _waits(run in untimed, (known or {}).get(run)),
-                    _LEND if fits("hybrid_switch", Facts(tables, run)) else "",
+                    _LEND if any(fixes_of(["hybrid_switch"], Facts(tables, run))) else "",
                     at_once.get(run, ""),
                 ),
             ]

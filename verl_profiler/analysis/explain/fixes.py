@@ -280,12 +280,6 @@ FIXES: dict[str, Fix] = {
 }
 
 
-def fits(name: str, facts: Facts) -> bool:
-    """Return whether a fix can work in a run, by what the run recorded."""
-    overrides, _ = fixes_of([name], facts)
-    return bool(overrides)
-
-
 def fixes_of(names: Iterable[str], facts: Facts) -> tuple[list[str], dict[str, str]]:
     """Return what to paste.
 

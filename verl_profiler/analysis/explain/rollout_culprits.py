@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from statistics import median
-from typing import Any, NamedTuple
 
 from verl_profiler.analysis.explain.concentration import (
     Culprit,
@@ -401,7 +400,7 @@ def _slower(
 ) -> Named | None:
     """Find those that take `least` times as long per token as the others at their load."""
     names = list(dict.fromkeys(who for each in speeds.values() for who in each))
-    cells: list[_Slow] = []
+    cells: Rows = []
     at_times = ""
     for who in names:
         own = {step: each[who] for step, each in speeds.items() if who in each}
@@ -411,8 +410,11 @@ def _slower(
         part = median(1 - alike / us for us, alike in these.values()) if these else 0.0
         if often or (len(out) >= _AT_TIMES and part >= 1 - 1 / _MUCH_SLOWER):
             at_times = "" if often else f" in {len(out)} of {len(speeds)} steps"
-            cells += [_Slow(step, who, us, alike, part) for step, (us, alike) in these.items()]
-    lost = places_of((each.step, each.who, each.us - each.alike_us) for each in cells)
+            cells += [
+                {"step": step, "who": who, "us": us, "alike_us": alike_us, "part": part}
+                for step, (us, alike_us) in these.items()
+            ]
+    lost = places_of((row["step"], row["who"], row["us"] - row["alike_us"]) for row in cells)
     places = [place for place in lost if max(place.lost_s.values()) > 0]
     if not places:
         return None
@@ -421,19 +423,16 @@ def _slower(
     cuts = f"""
         SELECT run, step, name, request_id, 'slow' AS who, sum({_TAKES[kind]} * part) AS cut_us
         FROM engine_call_times JOIN (SELECT unnest($steps) AS step,
-            unnest($names) AS {_COLUMN[kind]}, unnest($parts) AS part) USING ({_COLUMN[kind]}, step)
+            unnest($whos) AS {_COLUMN[kind]}, unnest($parts) AS part) USING ({_COLUMN[kind]}, step)
         WHERE run = $run AND NOT validate AND {in_work(earlier.steps)} GROUP BY ALL
     """
-    parameters: dict[str, Any] = {"run": run, "steps": [each.step for each in cells]}
-    parameters |= {
-        "names": [each.who for each in cells],
-        "parts": [each.part for each in cells],
-    }
+    columns = {f"{each}s": [row[each] for row in cells] for each in ("step", "who", "part")}
+    parameters = {"run": run, **columns}
     later = earlier(cuts, "decoding", parameters).get((run, "slow"), [])
-    slow = sorted({each.who for each in cells})
+    slow = sorted({row["who"] for row in cells})
     text = (
-        f"{', '.join(slow)}: {median(each.us for each in cells) / 1e3:.1f} ms per token, others at "
-        f"this load {median(each.alike_us for each in cells) / 1e3:.1f} ms{at_times}"
+        f"{', '.join(slow)}: {median(row['us'] for row in cells) / 1e3:.1f} ms per token, others at "
+        f"this load {median(row['alike_us'] for row in cells) / 1e3:.1f} ms{at_times}"
     )
     if len(slow) > 1 or at_times:
         # Few steps say little, but each has many calls.
@@ -451,16 +450,6 @@ _TAKES = {"replica": f"({IN_ENGINE} + coalesce(queue_us, 0))", "worker": IN_ENGI
 # One is slow at times if it is so in as many steps, and takes so many times as long there; a worker's
 # calls are slow if they do.
 _AT_TIMES, _MUCH_SLOWER = 2, 1.5
-
-
-class _Slow(NamedTuple):
-    """Time per token of a slow one in a step, that of the others at its load, and what part is too long."""
-
-    step: int
-    who: str
-    us: float
-    alike_us: float
-    part: float
 
 
 # A host is slow if so many kinds of work are, each with so many calls there; or a single kind by so much, with so
