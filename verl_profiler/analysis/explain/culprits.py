@@ -28,7 +28,7 @@ from verl_profiler.analysis.explain.engine_culprits import engines
 from verl_profiler.analysis.explain.forward_passes import FORWARD, forward_losses
 from verl_profiler.analysis.explain.over_time import over_time
 from verl_profiler.analysis.explain.request_parts import request_parts
-from verl_profiler.analysis.explain.rules import RULES
+from verl_profiler.analysis.explain.rules import CULPRITS, RULES
 from verl_profiler.analysis.explain.step_rows import TOGETHER
 from verl_profiler.analysis.explain.what_if import Cycle, cycles
 from verl_profiler.analysis.selection import Rows, Steps, by_run, grouped, in_steps, summed
@@ -65,12 +65,11 @@ def culprits(
     of_run = by_run(segments)
     for run in dict.fromkeys((*of_run, *(each.run for each in gathered))):
         own, found = of_run.get(run, []), named.setdefault(run, {})
-        for name, rule in RULES.items():
-            kind, _, form = rule.culprit.partition(": ")
+        for name, (kind, form) in CULPRITS.items():
             places = places_of(
                 (row["step"], _named(row, form) or kind, row["duration_s"])
                 for row in own
-                if kind and row["category"] in rule.categories
+                if row["category"] in RULES[name].categories
             )
             if places:
                 culprit = identity(kind, places)

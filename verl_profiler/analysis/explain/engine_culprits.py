@@ -28,8 +28,8 @@ def engines(earlier: Earlier) -> Iterator[Named]:
     tables, steps = earlier.tables, earlier.steps
     shares = shares_of(tables, "engine_name", "engine_calls", steps)
     cold = (
-        "SELECT * FROM engine_calls JOIN (SELECT run, engine_request_id, sum(cold_us) AS cold_us FROM engine_call_times "
-        f"GROUP BY ALL) USING (run, engine_request_id) WHERE NOT validate AND prefill_us > 0 AND {in_work(steps)}"
+        "SELECT * FROM engine_calls JOIN (SELECT run, engine_request_id, sum(cold_us) AS cold_us "
+        f"FROM engine_call_times GROUP BY ALL) USING (run, engine_request_id) WHERE NOT validate AND prefill_us > 0 AND {in_work(steps)}"
     )
     sooner = earlier(
         held_up(cold, "length_us * sum(cold_us) / sum(prefill_us)", "coalesce(cold_us, 0)"), "all"
@@ -102,8 +102,8 @@ _ABOUT = {
 _QUEUES = ("kv_bound", "unbalanced_replicas")
 
 
-# Seconds that calls, or those of a step's last request, lost to each reason, by the replica that served the call.  Of an
-# engine with several data-parallel ranks, the rank that explains most counts.
+# Seconds that calls, or those of a step's last request, lost to each reason, by the replica that served the call.
+# Of an engine with several data-parallel ranks, the rank that explains most counts.
 _LAST_ONLY = """SEMI JOIN last_requests AS l
         ON l.run = t.run AND l.step = t.step AND l.name = t.name AND l.request_id = t.request_id"""
 _LOST = """

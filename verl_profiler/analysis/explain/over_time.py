@@ -1,4 +1,4 @@
-"""Changes within a run: one step that stands still, growth from step to step, a change since a step, two kinds of steps.
+"""Changes within a run: a step that stands still, growth from step to step, a change since one, two kinds of steps.
 
 Time per token and tokens are told apart: either grows, or the other.
 """

@@ -550,7 +550,8 @@ def _slow_at_decoding(
 
 
 # How long each request waited for its event loop while others blocked it: stalls from the step's dispatch (of an
-# asynchronous run, from its begin) to its end, but not while an engine, a tool or a reward worked for it, unless that ended with the stall.
+# asynchronous run, from its begin) to its end, but not while an engine, a tool or a reward worked for it, unless
+# that ended with the stall.
 _WAITED = """
 WITH stalls AS (
     SELECT run, name, begin_us, end_us, sum(duration_us) OVER (

@@ -34,7 +34,6 @@ class Rule:
         cause: What is measured besides; empty if only the culprit has that.
         change: The replay whose gain is recoverable.
         categories: Of the critical path.
-        culprit: Its kind and its name, where the segments of the categories determine it.
         least: The minimum share of a step.
         varies: A small gain needs an interval above 0.
         unseen: The replay has only bounds.
@@ -53,7 +52,6 @@ class Rule:
     cause: str = ""
     change: str | None = None
     categories: tuple[str, ...] = ()
-    culprit: str = ""
     least: float = 0.03
     varies: bool = False
     unseen: bool = False
@@ -83,6 +81,8 @@ TEXTS = {
 }
 # Categories of the critical path other than verl's phases, and their meaning.
 CATEGORIES = {name.strip("`"): meaning for name, meaning in _TABLES["Categories"]}
+# Kind and name by finding, where the path's segments of its categories determine the culprit.
+CULPRITS = {name.strip("`"): (kind, form) for name, kind, form in _TABLES["Culprits"]}
 _GROUPS = {name.strip("`"): names.split(", ") for name, names in _TABLES["Groups"]}
 
 
@@ -96,7 +96,6 @@ def _rule(
     name: str,
     change: str,
     categories: str,
-    culprit: str,
     least: str,
     marks: str,
     without: str,
@@ -112,7 +111,6 @@ def _rule(
         cause,
         change or None,
         _names(categories),
-        culprit,
         math.inf if least == "never" else float(least.removesuffix(" %")) / 100,
         named_advice=of_one.advice or None,
         fixes=_names(fixes),

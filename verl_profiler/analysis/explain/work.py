@@ -333,7 +333,8 @@ def tails(earlier: Earlier) -> dict[str, Tail]:
     ended = f"SELECT * FROM ({_ENDED}) WHERE {in_work(steps)}"
     cuts = f"""
         WITH lengths AS (
-            SELECT *, {SYNCHRONOUS} AS synchronous, ln(nullif(generated_tokens, 0) / nullif(median(generated_tokens) OVER every, 0)) AS more,
+            SELECT *, {SYNCHRONOUS} AS synchronous,
+                ln(nullif(generated_tokens, 0) / nullif(median(generated_tokens) OVER every, 0)) AS more,
                 -- Requests of more turns have more tokens.
                 generated_tokens / greatest(turns, 1) AS turn_tokens,
                 ln(nullif(turn_tokens, 0) / nullif(median(turn_tokens) OVER every, 0)) AS more_in_turn,
