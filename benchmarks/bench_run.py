@@ -1,34 +1,35 @@
-"""What profiling costs a run: rehearsals of identical work with and without the profiler, alternating.
+"""What profiling costs a run: one rehearsal of equal steps, half of which are recorded, in random order.
 
-    python benchmarks/bench_run.py [--pairs 5] [--steps 24] [--warmup 4] [--lengthened 1] [--json FILE]
-    python benchmarks/bench_run.py --block 3 [--pairs 4] [--steps 46]
+    python benchmarks/bench_run.py [--pairs 100] [--warmup 6] [--lengthened 1] [--seed 0] [--json FILE]
 
-Each pair is two runs of the real main_ppo with the stand-in engine, one of them profiled, in an order that
-alternates.  Their work is the same: responses and the times of engine and tools follow from the prompts
-(`+faults.scripted=true`, tests/faults), and the prompts come in order.  Responses have 142 tokens on average, 560 with
-`--lengthened 5`, which makes what the model generates 5 times as long (verl's example for GSM8K allows 1,024
-in up to 5 turns): a step has more work for as many events.  Compared is the CPU time of all processes of a
-run per step, which does not depend on what else runs as much as wall time does.
-With `--block`, every run is profiled, has the same prompts in each step, and records every second block of so many
-steps (`profiler.events.steps`): what one run takes more than another, and what one step has more to do, is not in the
-ratio.  Wrappers and threads are there in all steps: what they take without recording is not in it either.
+The rehearsal is the real main_ppo with the stand-in engine.  The work of each step is the same: the prompts are,
+and responses and the times of engine and tools follow from them (`+faults.scripted=true`, tests/faults).
+Responses have 142 tokens on average, 560 with `--lengthened 5`, which makes what the model generates 5 times as
+long (verl's example for GSM8K allows 1,024 in up to 5 turns): a step has more work for as many events.
+Steps come in pairs, one of which is recorded, by chance the first or the second.  In the other one no process
+has a recorder (`recording_switch`): there is no writer, watchdog or heartbeat, and wrappers call the original
+at once.  Compared is the CPU time of all processes, Ray's own included.
 
-Printed: per pair the ratio profiled / bare and what the profiler's own account has of the same steps, then
-the mean ratio with its 95 % interval.
+Printed: the ratio recorded / bare, as the pseudomedian of the pairs with the interval of the signed-rank test;
+by role of the processes, and of all, the added CPU time and what the profiler's own account has of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "faults"))
@@ -37,7 +38,38 @@ from rehearsal_faults import with_faults
 
 # Prompts of a step of the rehearsal (configs/rehearsal/cpu.yaml).
 PROMPTS = 8
-SPENT = ("wrapper_s", "wrapper_cpu_s", "writer_s", "writer_cpu_s")
+SWITCH = Path(__file__).parent / "recording_switch"
+
+
+def run(steps, recorded, folder, overrides=()):
+    """Run a rehearsal that records some steps.
+
+    Returns:
+        By step: at its end, the time and what has been spent so far by each process, as `recording_switch` has it.
+    """
+    command = [
+        str(Path(sys.executable).parent / "verl-profiler"),
+        "rehearse",
+        "--engine=standin",
+        f"--steps={steps}",
+        "--profiler=multiturn",
+        f"--out={folder / 'run'}",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "rehearsal.poll_interval_s=0.1",
+        "data.shuffle=false",
+        "+faults.scripted=true",
+        *overrides,
+    ]
+    environment = with_faults(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join([str(SWITCH), environment["PYTHONPATH"]])
+    # Ray's workers would give way to whatever else runs.
+    environment["RAY_worker_niceness"] = "0"
+    environment["BENCH_RUN_SWITCH"] = json.dumps({"folder": str(folder), "recorded": recorded})
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stdout[-2000:] + done.stderr[-2000:])
+    return [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
 
 
 def lengthened(factor):
@@ -45,117 +77,69 @@ def lengthened(factor):
     return [f"+faults.response_factor={factor}", f"data.max_response_length={384 * factor}"]
 
 
-def run(steps, profiler, folder, overrides=()):
-    """Run one rehearsal; return CPU seconds of all its processes, and seconds, at the end of each step."""
-    cpu_file = folder.with_name(f"{folder.name}.cpu.jsonl")
-    command = [
-        str(Path(sys.executable).parent / "verl-profiler"),
-        "rehearse",
-        "--engine=standin",
-        f"--steps={steps}",
-        f"--profiler={profiler}",
-        f"--out={folder}",
-        "trainer.val_before_train=false",
-        "trainer.test_freq=-1",
-        "rehearsal.poll_interval_s=0.1",
-        "data.shuffle=false",
-        "+faults.scripted=true",
-        f"+faults.cpu_file={cpu_file}",
-        *overrides,
-    ]
-    environment = with_faults(os.environ)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.stdout[-2000:] + done.stderr[-2000:])
-    rows = [json.loads(line) for line in cpu_file.read_text().splitlines()]
-    if [row["step"] for row in rows] != list(range(1, steps + 1)):
-        sys.exit(f"{cpu_file} has not one line for each of {steps} steps")
-    return rows
+def pairs_of_steps(pairs, warmup, seed):
+    """Return pairs of adjacent steps after the first ones: the recorded one, the other one."""
+    source = random.Random(seed)
+    firsts = range(warmup + 1, warmup + 2 * pairs, 2)
+    return [tuple(source.sample((first, first + 1), 2)) for first in firsts]
 
 
-def per_step(rows, warmup):
-    """Return CPU seconds and seconds of a mean step after the first ones."""
-    first, last = rows[warmup - 1], rows[-1]
-    if gone := first["cpu_s"].keys() - last["cpu_s"].keys():
-        sys.exit(f"{len(gone)} processes ended during the steps: their CPU time is not known")
-    used = [sum(row["cpu_s"].values()) for row in (first, last)]
-    steps = len(rows) - warmup
-    return (used[1] - used[0]) / steps, (last["time_s"] - first["time_s"]) / steps
+def spent_in_steps(rows):
+    """Return by step, and by process, CPU seconds and what the profiler's own account has of them.
 
-
-def own_account(folder, after, process="*"):
-    """Return by process what the profiler's account has of the steps after the first ones.
-
-    Processes that receive no step, such as the load balancer, have their events in that of start-up; one without
-    events has no account.
+    The account's part of a process is its wrappers, writer, watchdog and search for what is open.
     """
+    always = set.intersection(*(set(row["processes"]) for row in rows))
     found = {}
-    begin = min(
-        json.loads(line)["timestamp"]
-        for file in folder.glob(f"step_{after + 1}/*.jsonl")
-        for line in file.read_bytes().splitlines()
-    )
-    for file in folder.glob(f"step_*/{process}.jsonl"):
-        step = int(file.parent.name.removeprefix("step_"))
-        for line in file.read_bytes().splitlines():
-            if b'"event":"profiler_cost"' not in line:
-                continue
-            cost = json.loads(line)
-            if step > after or (step == 0 and cost["timestamp"] >= begin):
-                total = found.setdefault(file.stem, dict.fromkeys((*SPENT, "events"), 0.0))
-                for name in total:
-                    total[name] += cost["extra"][name]
+    for before, after in itertools.pairwise(rows):
+        step = found[after["step"]] = defaultdict(lambda: np.zeros(2))
+        for pid in always:
+            first, last = before["processes"][pid], after["processes"][pid]
+            spent = [
+                last.get(name, 0) - first.get(name, 0)
+                for name in ("cpu_s", "wrapper_cpu_s", "writer_cpu_s")
+            ]
+            # Of ranks and workers the sum.
+            step[last["role"]] += (spent[0], spent[1] + spent[2])
     return found
 
 
-def recorded_blocks(steps, warmup, block):
-    """Return the blocks of steps after the first ones in pairs: with, without recording, then without, with."""
-    begins = range(warmup + 1, steps + 2 - 2 * block, 2 * block)
-    pairs = [(range(at, at + block), range(at + block, at + 2 * block)) for at in begins]
-    return [pair if place % 2 == 0 else pair[::-1] for place, pair in enumerate(pairs)]
+def pseudomedian(values):
+    """Return the Hodges-Lehmann estimate of paired differences, and the 95 % interval of the signed-rank test."""
+    values = np.asarray(values)
+    first, second = np.triu_indices(len(values))
+    means = np.sort((values[first] + values[second]) / 2)
+    sd = math.sqrt(len(values) * (len(values) + 1) * (2 * len(values) + 1) / 24)
+    outside = max(round(len(means) / 2 - stats.norm.ppf(0.975) * sd), 0)
+    return np.median(means), means[outside], means[-1 - outside]
 
 
-def ratios_of_blocks(rows, blocks):
-    """Return the logarithm of the ratio of CPU time with and without recording, of each pair of blocks.
-
-    The first step of a block is left out, because what was recorded before it is written in it.
-    """
-    used = {row["step"]: sum(row["cpu_s"].values()) for row in rows}
-
-    def spent(block):
-        return used[block[-1]] - used[block[0]]
-
-    return [math.log(spent(recorded) / spent(bare)) for recorded, bare in blocks]
-
-
-def in_blocks(args, folder, overrides):
-    """Record every second block of steps, of the same work; print the ratio of recorded to other steps."""
-    blocks = recorded_blocks(args.steps, args.warmup, args.block)
-    listed = sorted(step for recorded, _ in blocks for step in recorded)
-    given = [
-        f"profiler.events.steps={listed}".replace(" ", ""),
-        # Each epoch is one step.
-        f"data.train_max_samples={PROMPTS}",
-        f"trainer.total_epochs={args.steps}",
-        *overrides,
-    ]
-    effects, shares = [], []
-    for number in range(args.pairs):
-        where = folder / str(number)
-        rows = run(args.steps, "multiturn", where, given)
-        effects += ratios_of_blocks(rows, blocks)
-        used = {row["step"]: sum(row["cpu_s"].values()) for row in rows}
-        whole = sum(used[step] - used[step - 1] for step in listed)
-        account = own_account(where, args.warmup).values()
-        shares.append(sum(each["wrapper_cpu_s"] + each["writer_cpu_s"] for each in account) / whole)
-        mean = statistics.mean(effects)
-        half = stats.t.ppf(0.975, len(effects) - 1) * stats.sem(effects)
-        print(
-            f"after {number + 1} runs: recorded / not recorded {math.exp(mean):.4f}, 95 % interval "
-            f"{math.exp(mean - half):.4f} to {math.exp(mean + half):.4f}, {len(effects)} pairs of blocks; own "
-            f"account {statistics.mean(shares):.2%} of {whole / len(listed):.2f} CPU-s per step",
-            flush=True,
+def report(spent, pairs):
+    """Print ratio, residual and cost by process; return them."""
+    whole = {step: sum(by_process.values())[0] for step, by_process in spent.items()}
+    effects = [math.log(whole[recorded] / whole[bare]) for recorded, bare in pairs]
+    ratio, low, high = (math.exp(value) for value in pseudomedian(effects))
+    bare_s = statistics.mean(whole[bare] for _, bare in pairs)
+    print(
+        f"recorded / bare {ratio:.4f}, 95 % interval {low:.4f} to {high:.4f}, {len(pairs)} pairs of steps of "
+        f"{bare_s:.2f} CPU-s; a pair varies by {statistics.stdev(effects):.1%}"
+    )
+    print(f"{'CPU time in ms per step':24} {'bare':>9} {'added':>9} {'±':>7} {'account':>9}")
+    names = sorted(set.union(*(set(by_process) for by_process in spent.values())))
+    shown = [(name, [name]) for name in names] + [("all", names)]
+    for label, group in shown:
+        of = {
+            step: sum(by_process[name] for name in group) * 1e3
+            for step, by_process in spent.items()
+        }
+        added, lowest, highest = pseudomedian(
+            [of[recorded][0] - of[bare][0] for recorded, bare in pairs]
         )
+        account = statistics.mean(of[recorded][1] for recorded, _ in pairs)
+        bare = statistics.mean(of[bare][0] for _, bare in pairs)
+        print(f"{label:24} {bare:9.1f} {added:9.1f} {(highest - lowest) / 2:7.1f} {account:9.1f}")
+    print(f"the account is {account / bare:.2%} of a bare step")
+    return {"ratio": ratio, "interval": [low, high], "account": account / bare, "effects": effects}
 
 
 def main():
@@ -163,55 +147,24 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--warmup", type=int, default=4, help="first steps that are left out")
+    parser.add_argument("--pairs", type=int, default=100, help="pairs of steps")
+    parser.add_argument("--warmup", type=int, default=6, help="first steps that are left out")
     parser.add_argument(
         "--lengthened", type=int, default=1, help="factor on the length of responses"
     )
-    parser.add_argument("--block", type=int, help="record blocks of so many steps in turn")
+    parser.add_argument("--seed", type=int, default=0, help="which step of each pair is recorded")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args()
+    pairs = pairs_of_steps(args.pairs, args.warmup, args.seed)
+    steps = args.warmup + 2 * args.pairs
+    recorded = [*range(1, args.warmup + 1), *(step for step, _ in pairs)]
     folder = Path(tempfile.mkdtemp(prefix="bench_run_"))
-    overrides = [*lengthened(args.lengthened), *args.overrides]
-    if args.block:
-        in_blocks(args, folder, overrides)
-        return
-    pairs = []
-    for pair in range(args.pairs):
-        order = ("none", "multiturn") if pair % 2 == 0 else ("multiturn", "none")
-        found = {}
-        for profiler in order:
-            where = folder / f"{pair}-{profiler}"
-            found[profiler] = per_step(run(args.steps, profiler, where, overrides), args.warmup)
-        spent = own_account(folder / f"{pair}-multiturn", args.warmup).values()
-        (bare, bare_s), (profiled, profiled_s) = found["none"], found["multiturn"]
-        whole = profiled * (args.steps - args.warmup)
-        row = {
-            "bare_cpu_s": bare,
-            "profiled_cpu_s": profiled,
-            "ratio": profiled / bare,
-            "ratio_of_time": profiled_s / bare_s,
-            "account": sum(each["wrapper_cpu_s"] + each["writer_cpu_s"] for each in spent) / whole,
-            "events": sum(each["events"] for each in spent),
-        }
-        pairs.append(row)
-        print(
-            f"pair {pair + 1}: {bare:.3f} CPU-s per step of {bare_s:.2f} s bare, {profiled:.3f} of "
-            f"{profiled_s:.2f} s profiled, ratio {row['ratio']:.4f}; own account {row['account']:.2%} "
-            f"for {row['events']:,.0f} events",
-            flush=True,
-        )
-    ratios = [row["ratio"] for row in pairs]
-    mean = statistics.mean(ratios)
-    line = f"ratio of CPU time: mean {mean:.4f}"
-    if len(ratios) > 1:
-        half = stats.t.ppf(0.975, len(ratios) - 1) * stats.sem(ratios)
-        line += f", 95 % interval {mean - half:.4f} to {mean + half:.4f}"
-    print(f"{line}, {len(ratios)} pairs of {args.steps - args.warmup} steps")
+    same = [f"data.train_max_samples={PROMPTS}", f"trainer.total_epochs={steps}"]
+    overrides = [*same, *lengthened(args.lengthened), *args.overrides]
+    found = report(spent_in_steps(run(steps, recorded, folder, overrides)), pairs)
     if args.json:
-        Path(args.json).write_text(json.dumps(pairs, indent=2))
+        Path(args.json).write_text(json.dumps(found, indent=2))
         print(f"Wrote {args.json}")
 
 

@@ -18,9 +18,10 @@ import threading
 from pathlib import Path
 
 import psutil
-from bench_run import own_account, run
+from bench_run import run
 
 WORKER = "ray::AgentLoopWorker"
+SPENT = ("wrapper_s", "wrapper_cpu_s", "writer_s", "writer_cpu_s")
 
 
 def keep_apart(ended, cores):
@@ -49,14 +50,18 @@ def main():
     threading.Thread(target=keep_apart, args=(ended, cores), daemon=True).start()
     folder = Path(tempfile.mkdtemp(prefix="bench_worker_"))
     overrides = ["actor_rollout_ref.rollout.agent.num_workers=1", *args.overrides]
-    rows = run(args.steps, "multiturn", folder / "run", overrides)
+    rows = run(args.steps, list(range(1, args.steps + 1)), folder, overrides)
     ended.set()
     total_s = rows[-1]["time_s"] - rows[0]["time_s"]
-    (account,) = own_account(folder / "run", 1, "worker_0").values()
-    events = account.pop("events")
+    first, last = (
+        next(each for each in row["processes"].values() if each["role"] == "agent_loop")
+        for row in (rows[0], rows[-1])
+    )
+    events = last["events"] - first["events"]
     steps = len(rows) - 1
     print(f"{steps} steps of {total_s / steps:.1f} s, {events / total_s:.0f} events/s")
-    for name, spent_s in account.items():
+    for name in SPENT:
+        spent_s = last[name] - first[name]
         print(f"  {name:14} {spent_s / events * 1e6:6.1f} µs per event, {spent_s / total_s:.3%}")
 
 

@@ -7,7 +7,6 @@ the `+faults.NAME=VALUE` of its command line into a variable, which the processe
 """
 
 import asyncio
-import contextlib
 import functools
 import importlib
 import json
@@ -40,8 +39,6 @@ DEFAULTS: dict[str, Any] = {
     # The same work in each run: responses and their times follow from the prompt, without the model, and
     # tools take always the same (stand-in only).
     "scripted": False,
-    # A file that gets the CPU seconds of all processes of the run after each step, as JSON lines.
-    "cpu_file": None,
     # Factor on the latencies of the rehearsal's own tools, or {tool: factor}.
     "tool_latency": 1.0,
     # Seconds that each weight sync takes longer.
@@ -200,36 +197,6 @@ def _slow_tools(module: Any) -> None:
     _wrapped(module, "latency_s", wrap)
 
 
-def _cpu_of_steps(module: Any) -> None:
-    """Append to `cpu_file`, where the trainer logs a step, what each process of the run has used."""
-    path = setting("cpu_file")
-
-    def wrap(original: Any) -> Callable[..., Any]:
-        def log(self: Any, data: Any, step: int, *args: Any, **kwargs: Any) -> Any:
-            with open(path, "a") as file:
-                row = {"step": step, "time_s": time.monotonic(), "cpu_s": cpu_of_run(path)}
-                file.write(json.dumps(row) + "\n")
-            return original(self, data, step, *args, **kwargs)
-
-        return log
-
-    if path:
-        _wrapped(module.Tracking, "log", wrap)
-
-
-def cpu_of_run(mark: str) -> dict[str, float]:
-    """Return the CPU seconds of all threads, by PID, of the processes with a text in their environment."""
-    tick_s = 1 / os.sysconf("SC_CLK_TCK")
-    found: dict[str, float] = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if mark.encode() in (process / "environ").read_bytes():
-                # The name may have spaces: user and system time are the 12th and 13th field behind it.
-                fields = (process / "stat").read_text().rpartition(")")[2].split()
-                found[process.name] = (int(fields[11]) + int(fields[12])) * tick_s
-    return found
-
-
 def _faulty_standin(module: Any) -> None:
     """Start the stand-in's servers with faults."""
 
@@ -249,7 +216,6 @@ FAULTS: tuple[tuple[str, Callable[[Any], None]], ...] = (
     ("verl.workers.engine_workers", _slow_sync),
     ("verl.workers.rollout.router", _routing),
     ("verl.experimental.agent_loop.tool_agent_loop", _slow_workers),
-    ("verl.utils.tracking", _cpu_of_steps),
     ("verl_profiler.rehearsal.latency", _slow_tools),
     ("verl_profiler.rehearsal.standin", _faulty_standin),
 )
