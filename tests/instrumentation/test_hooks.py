@@ -292,10 +292,17 @@ def test_a_host_at_the_recursion_limit_gets_its_own_error_or_none(recording):
     assert context.current_request.get() is None
 
 
-def test_a_forked_child_leaves_the_parents_requests_and_trainer_to_the_parent(worker_config):
-    """What is open ends well there; the child works in the step that it was forked in."""
+def test_a_forked_child_leaves_the_parents_requests_and_trainer_to_the_parent(
+    worker_config, monkeypatch
+):
+    """What is open ends well there, once; the child works in the step that it was forked in."""
+    forgotten = []
+    monkeypatch.setattr(recorder, "_before_stop", [])
+    monkeypatch.setattr(recorder, "_after_fork", [*recorder._after_fork])
     recorder.start(worker_config, lambda: Identity("agent_loop", 0))
     recorder.before_stop(requests.finish_open_requests)
+    recorder.before_stop(lambda: recorder.record("last", 0, 1))
+    recorder.after_fork(lambda: forgotten.append(True))
     trainer = Trainer()
     context.process.hold_trainer(trainer)
     context.process.validate = True
@@ -307,17 +314,22 @@ def test_a_forked_child_leaves_the_parents_requests_and_trainer_to_the_parent(wo
             try:
                 recorder.record("child", None, now())
                 recorder.stop()
-                left = (process.is_trainer, process.validate, process.current_step())
+                left = (process.is_trainer, process.validate, process.current_step(), forgotten)
             finally:
-                os._exit(0 if left == (False, False, 7) else 1)
+                os._exit(0 if left == (False, False, 7, [True]) else 1)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     assert 0 == asyncio.run(wrapped("request", fork)(**REQUEST))
     recorder.stop()
-    found = lines_of(worker_config.directory)
+    # The loop stands still while it waits for the child.
+    found = [x for x in lines_of(worker_config.directory) if x["event"] != "event_loop_lag"]
 
-    assert {"child", "request", "request_start"} <= {line["event"] for line in found}
+    assert ["child", "last", "request", "request_start"] == sorted(line["event"] for line in found)
+    assert {"child": 7, "last": 7}.items() <= {
+        line["event"]: line["step"] for line in found
+    }.items()
     assert [None] == [line["extra"].get("status") for line in found if line["event"] == "request"]
+    assert [] == forgotten
 
 
 class Loud(str):

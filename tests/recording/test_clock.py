@@ -33,9 +33,9 @@ def test_begin_is_end_minus_duration_to_the_microsecond(begin_ns, length_ns):
     end = timestamps.microseconds(begin_ns + length_ns)
     duration_sec = (end - begin) / 1e6
 
-    read = datetime.fromisoformat(timestamps.text(end)).timestamp()
+    first, read = (datetime.fromisoformat(timestamps.text(us)).timestamp() for us in (begin, end))
 
-    assert begin == round(read * 1e6) - round(duration_sec * 1e6)
+    assert begin == round(first * 1e6) == round(read * 1e6) - round(duration_sec * 1e6)
 
 
 def test_processes_of_one_boot_share_the_drivers_anchor():

@@ -473,37 +473,6 @@ def test_while_a_disk_refuses_the_files_are_not_complete(worker_config, monkeypa
 # Forks
 
 
-def test_a_forked_child_has_forgotten_what_its_parent_holds(worker_config):
-    """What is open in the parent ends there; the child works on in the step that it was forked in."""
-    finished = run_child(
-        worker_config,
-        """
-        context.process.step = 7
-        recorder.before_stop(lambda: recorder.record("request", 0, 1, {"of": "parent"}))
-        recorder.after_fork(lambda: print("forgotten", flush=True))
-        recorder.record("turn", 0, 1, {"of": "parent"})
-        pid = os.fork()
-        if pid == 0:
-            recorder.record("turn", 0, 1, {"of": "child"})
-            recorder.stop("child done")
-            os._exit(0)
-        os.waitpid(pid, 0)
-        recorder.stop()
-        """,
-    )
-    got = [
-        (line["extra"]["of"], line["event"], line["step"])
-        for line in lines_of(worker_config.directory)
-    ]
-
-    assert sorted(got) == [
-        ("child", "turn", 7),
-        ("parent", "request", 7),
-        ("parent", "turn", 7),
-    ], finished.stderr
-    assert "forgotten\n" == finished.stdout
-
-
 def test_a_child_of_multiprocessing_writes_what_it_has(worker_config):
     """It ends without `atexit`; one that records nothing leaves no header."""
     run_child(
