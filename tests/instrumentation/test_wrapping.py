@@ -171,16 +171,6 @@ def test_a_trace_that_fails_costs_itself_only(host, recording):
     assert [5, 5] == measured
 
 
-def test_results_can_be_replaced(host, recording, worker_config):
-    """The caller gets the new one."""
-    replacing = probe("function", result=lambda result: [result])
-    placing.install([replacing])
-
-    assert [7] == host.function(7)
-    recorder.stop()
-    assert 1 == len(lines_of(worker_config.directory))
-
-
 def test_methods_of_actor_classes_that_are_made_already_travel_by_name(host, worker_config):
     """Else Ray takes the original along, by value, and nothing is recorded where it lands."""
     cloudpickle = pytest.importorskip("cloudpickle")

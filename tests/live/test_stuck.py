@@ -59,17 +59,6 @@ def test_calls_of_a_tool_that_never_answers():
         "   └─ worker_0: 2 in tool_call (search 2), 90.0 s, in tools:search:7",
     ]
 
-    # Many young ones count less than one old one.
-    many = [
-        call("engine_call", 30, "verl:generate:2", request_id=f"r{number}", server="s:1")
-        for number in range(3, 23)
-    ]
-    worker["calls"] = [{**calls[1], "open_s": 95.0}, *many]
-    worker["requests"] = [request(number) for number in (1, *range(3, 23))]
-    found = verdict(RUN, {**TRAINER, "worker_0": worker}, HERE, NOW)
-    assert found.culprit.startswith("tool search: 1 call has not returned")
-    assert "medium" == found.confidence
-
 
 def test_many_younger_calls_do_not_outvote_the_one_that_hangs_since_the_start_of_the_phase():
     """Elsewhere 20 generate calls are a minute old, as they are in each step."""

@@ -8,7 +8,6 @@ import pytest
 from analyses import ANALYSES
 from cached_runs import SMALL, cached, copied
 
-from verl_profiler.cli import main
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading import convert
 from verl_profiler.reading.reader import load
@@ -78,11 +77,6 @@ def test_event_files_of_other_steps_are_not_converted(long_run, tmp_path):
         assert not [problem for problem in opened.problems if "events" in problem]
     with load(run, cache=False, steps=(7, 8)) as opened:
         assert [problem for problem in opened.problems if "step_8" in problem]
-
-
-def test_a_step_that_does_not_exist_is_an_error_with_those_that_do(long_run, capsys):
-    assert main(["summary", str(long_run), "--step", "99"]) == 2
-    assert f"it has 1 to {STEPS}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["one_step_off", "colocate_async", "fully_async"])

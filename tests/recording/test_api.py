@@ -19,26 +19,6 @@ def in_a_request():
     context.current_request.set(request)
 
 
-def test_a_span_takes_its_identity_from_the_context():
-    """Request, turn, sample, session, step and validation are not the caller's business."""
-    in_a_request()
-    with recorded_events() as events, span("database_lookup", table="users") as lookup:
-        lookup.set(rows=2)
-        lookup.set(rows=3)
-
-    (event,) = events
-    assert 5 == event["step"]
-    assert {
-        "request_id": "r1",
-        "turn": 2,
-        "sample": 7,
-        "session": 1,
-        "validate": True,
-        "table": "users",
-        "rows": 3,
-    } == event["extra"]
-
-
 def test_a_span_works_in_every_form():
     """With, async with, decorator with and without a name, sync and async, at once in many tasks."""
 

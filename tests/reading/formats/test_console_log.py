@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import random
 from pathlib import Path
 
@@ -121,14 +120,3 @@ def test_what_would_fill_the_memory_is_cut(tmp_path: Path) -> None:
     lines = [(number, len(text)) for number, text in file_lines(path, problems)]
     assert lines == [(1, 2), (2, LINE_LIMIT_BYTES + 1), (3, 13)]
     assert "1 line is longer than 1 MiB" in problems[0]
-
-
-def test_the_pipe_of_a_shell_is_read() -> None:
-    """`verl-profiler timing <(zcat console.log.gz)`."""
-    out, into = os.pipe()
-    os.write(into, b"one\n")
-    os.close(into)
-    try:
-        assert list(file_lines(Path(f"/dev/fd/{out}"), [])) == [(1, "one\n")]
-    finally:
-        os.close(out)
