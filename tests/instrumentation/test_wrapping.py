@@ -399,15 +399,6 @@ def test_without_a_recorder_nothing_is_wrapped(host):
     assert before is host.Host.plain
 
 
-def test_a_wrapper_that_outlives_the_recorder_only_calls(host, recording):
-    """A class may be unpickled where nothing records."""
-    placing.install([probe("Host.plain")])
-    recorder.stop()
-    one = host.Host("r")
-
-    assert "r" == one.plain(1)
-
-
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("method", ["plain", "coroutine", "generator"])
 def test_a_call_that_a_probe_does_not_apply_to_is_not_measured(

@@ -193,33 +193,6 @@ def test_a_generator_cannot_be_decorated():
             yield 1
 
 
-def test_the_original_call_shape_writes_the_original_line(tmp_path):
-    """The users' own calls need no change."""
-    directory = start(tmp_path / "logs", role="agent_loop", rank=0)
-    log_manager.log(
-        str(tmp_path / "logs" / "step_4" / "worker_0.jsonl"),
-        event="tool_execution",
-        duration=0.25,
-        extra={"request_id": "r", "turn": 1},
-        workid=3,
-        step=4,
-        note="mine",
-    )
-    stop()
-
-    (line,) = lines_of(directory)
-    line.pop("timestamp")
-
-    assert {
-        "event": "tool_execution",
-        "duration_sec": 0.25,
-        "extra": {"request_id": "r", "turn": 1},
-        "workid": 3,
-        "step": 4,
-        "note": "mine",
-    } == line
-
-
 def test_a_path_goes_into_this_launchs_directory(tmp_path, monkeypatch):
     """Whose number the user's path does not have; so does the default of code without a name."""
     monkeypatch.chdir(tmp_path)

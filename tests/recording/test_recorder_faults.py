@@ -297,6 +297,7 @@ def test_numbers_of_other_libraries_are_numbers(worker_config):
     recorder.stop()
 
     logged, recorded = lines_of(worker_config.directory)
+    assert ["timestamp", "event", "duration_sec", "extra", "workid", "step"] == list(logged)
     assert {"step_7"} == {file.parent.name for file in files_of(worker_config)}
     assert {"n": 3, "x": 1.5, "one": 1.0} == logged["extra"]
     assert (0.5, 4, 7) == (logged["duration_sec"], logged["workid"], logged["step"])

@@ -394,17 +394,6 @@ def test_classes_of_the_command_itself_are_wrapped(monkeypatch):
     assert original is main.PPOTrainer._compute_values
 
 
-def test_a_failure_of_ours_costs_itself_only(hosts, trace, monkeypatch, capsys):
-    """Said once; the host goes on."""
-    queue, bridge = hosts
-    trace(trace=True)
-    monkeypatch.setattr(probes, "find_meta", lambda values: 1 / 0)
-    work = bridge.tqbridge()(lambda data: {"a": data["ids"]})
-
-    assert [1, 1] == [work(meta_of(queue, 1)).size for _ in range(2)]
-    assert 1 == capsys.readouterr().err.count("probe-failed")
-
-
 def test_the_request_is_in_the_events_of_a_rollout(hosts, trace, worker_config):
     """Known only while it runs; many requests of one batch can be told apart."""
     recorder.start(worker_config, lambda: Identity("agent_loop", 0))
