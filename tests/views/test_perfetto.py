@@ -61,7 +61,7 @@ def test_what_is_written_is_read(written, fields, begin_ns, flows):
     text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
 
     def fill(trace):
-        lane = trace.lane("lane", trace.folder("folder"))
+        lane = trace.track("lane", trace.track("folder"))
         for _ in range(2):
             trace.write(both_ends(lane, begin_ns, begin_ns, text, flows[:1], flows[1:]))
 
@@ -101,7 +101,7 @@ def test_fields_are_split_as_json(written, text, fields):
     """Whatever stands in texts and lists; what is no object is shown as it is."""
 
     def fill(trace):
-        lane = trace.lane("lane", 0)
+        lane = trace.track("lane")
         for known in ('{"a":1,"b":2}', text, text):
             trace.write([(lane, 5, ("moment", "family", True), known, (), ())])
 
@@ -111,7 +111,7 @@ def test_fields_are_split_as_json(written, text, fields):
 @pytest.mark.parametrize("value", [0, 3, -3, 0.25, 80 << 30])
 def test_counters_keep_their_value(written, value):
     """Bytes of a device's memory are exact."""
-    reading = written(lambda trace: trace.count(trace.counter("memory", 0, "bytes"), [(5, value)]))
+    reading = written(lambda trace: trace.count(trace.track("memory", unit="bytes"), [(5, value)]))
 
     (track,) = reading.counters
     assert "bytes" == reading.tracks[track].counter.unit_name
@@ -123,7 +123,7 @@ def test_large_traces_are_written_in_blocks(written):
     count = 30_000
 
     def fill(trace):
-        lane = trace.lane("lane", 0)
+        lane = trace.track("lane")
         for number in range(count):
             fields = f'{{"number":{number},"request":"{"q" * 40}"}}'
             trace.write(both_ends(lane, number, number + 1, fields))

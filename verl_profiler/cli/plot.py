@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from verl_profiler.reading.reader import Run
     from verl_profiler.views.view import Choice, View
 
-_FORMATS = ("png", "svg", "pdf")
+_FORMATS = ("png", "svg")
 _ALL = "all"
 
 ARGUMENTS = (

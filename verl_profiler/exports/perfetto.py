@@ -122,17 +122,24 @@ class PerfettoTrace:
         self._packet(_bytes(6, clocks + _number(2, _BOOTTIME)) + _number(8, origin_ns) + _SEQUENCE)
         self._packet(_CLEARED_STATE)
 
-    def folder(self, name: str, parent: int = 0, *, about: str = "") -> int:
-        """Make a track that holds others; return its number."""
-        return self._track(name, parent, about=about)
+    def track(self, name: str, parent: int = 0, *, about: str = "", unit: str = "") -> int:
+        """Make a track of spans or other tracks, or of numbers with a unit; return its number.
 
-    def lane(self, name: str, parent: int) -> int:
-        """Make a track of spans; the viewer shows lanes of one name as one."""
-        return self._track(name, parent)
-
-    def counter(self, name: str, parent: int, unit: str) -> int:
-        """Make a track of numbers over time."""
-        return self._track(name, parent, counter=_bytes(8, _text(6, unit)))
+        The viewer shows tracks of spans of one name as one.
+        """
+        self.tracks += 1
+        track = _number(1, self.tracks) + _text(2, name)
+        if unit:
+            track += _bytes(8, _text(6, unit))
+        # Made in the order in which they are to be shown; lanes of one name are shown as one.
+        rank = self._ranks.setdefault((parent, name), self.tracks)
+        track += _number(11, _EXPLICIT_ORDER) + _number(12, rank)
+        if parent:
+            track += _number(5, parent)
+        if about:
+            track += _text(14, about)
+        self._packet(_SEQUENCE + _bytes(60, track))
+        return self.tracks
 
     def write(self, events: Iterable[Event]) -> None:
         """Begin and end spans, and mark moments.
@@ -175,19 +182,6 @@ class PerfettoTrace:
     def close(self) -> None:
         """Write what is left; the file stays open."""
         self._flush()
-
-    def _track(self, name: str, parent: int, *, about: str = "", counter: bytes = b"") -> int:
-        self.tracks += 1
-        track = _number(1, self.tracks) + _text(2, name) + counter
-        # Made in the order in which they are to be shown; lanes of one name are shown as one.
-        rank = self._ranks.setdefault((parent, name), self.tracks)
-        track += _number(11, _EXPLICIT_ORDER) + _number(12, rank)
-        if parent:
-            track += _number(5, parent)
-        if about:
-            track += _text(14, about)
-        self._packet(_SEQUENCE + _bytes(60, track))
-        return self.tracks
 
     def _head(self, track: int, kind: Kind) -> bytes:
         name, category, moment = kind

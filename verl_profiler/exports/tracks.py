@@ -182,7 +182,7 @@ class Lanes:
                 if self._free:
                     track = heapq.heappop(self._free)
                 else:
-                    track = self._trace.lane(self._name, self._folder)
+                    track = self._trace.track(self._name, self._folder)
                 ends = list[int]()
                 lanes.append((track, ends))
             yield track, begin_ns, kind, fields, sources, targets
@@ -205,18 +205,18 @@ def _folders(tables: Tables, trace: PerfettoTrace, selection: Selection) -> Fold
         run, host, role = row["run"], row["host"], row["role"]
         if (run, "") not in folders:
             whole = f"{run}: whole run" if several else "whole run"
-            folders[run, ""] = trace.folder(whole, about=about_run)
+            folders[run, ""] = trace.track(whole, about=about_run)
         node = f"{run}: node {host}" if several else f"node {host}"
         if (run, host) not in above:
-            above[run, host] = trace.folder(node)
+            above[run, host] = trace.track(node)
         if (run, host, role) not in above:
-            above[run, host, role] = trace.folder(role, above[run, host])
+            above[run, host, role] = trace.track(role, above[run, host])
         about = ", ".join(
             f"{key} {row[key]}"
             for key in ("pid", "actor_class", "shift_us")
             if row[key] is not None
         )
-        folders[run, row["name"]] = trace.folder(row["name"], above[run, host, role], about=about)
+        folders[run, row["name"]] = trace.track(row["name"], above[run, host, role], about=about)
     return folders
 
 
@@ -247,7 +247,7 @@ def _write_unfinished(
     limit = f"LIMIT {_UNFINISHED}" if selection.is_sampled else ""
     for row in tables.rows(UNFINISHED.format(selected=selection.steps, limit=limit)):
         run, name = row.pop("run"), row.pop("name")
-        track = trace.lane("unfinished requests", folders.get((run, name), folders[run, ""]))
+        track = trace.track("unfinished requests", folders.get((run, name), folders[run, ""]))
         begin_ns = max(row.pop("begin_us"), 0) * 1000
         fields = {key: value for key, value in row.items() if value is not None}
         about = msgspec.json.encode(fields).decode()
@@ -278,7 +278,7 @@ def _write_counters(
         for process, points in groupby(_fetched(tables, statement), itemgetter(0, 1)):
             if process not in folders:
                 continue
-            track = trace.counter(counter, folders[process], unit)
+            track = trace.track(counter, folders[process], unit=unit)
             trace.count(track, ((time_ns, value) for _, _, time_ns, value in points))
 
 
@@ -286,7 +286,7 @@ def write_foreign(
     foreign: ForeignTrace, tables: Tables, folders: Folders, trace: PerfettoTrace
 ) -> None:
     """Write another profiler's trace beside the process with its host and pid."""
-    folder = trace.folder(foreign.title, _home(foreign, tables, folders))
+    folder = trace.track(foreign.title, _home(foreign, tables, folders))
     for thread, spans in sorted(foreign.threads.items()):
         spans.sort(key=lambda span: (span.begin_ns, -span.end_ns))
         placed = (

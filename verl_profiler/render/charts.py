@@ -42,7 +42,7 @@ Series = tuple[str, Sequence[float | None], str]
 Line = tuple[str, Sequence[Row], str, str, Sequence[int]]
 SOLID = (1, 0)
 
-FORMATS = ("png", "svg", "pdf")
+FORMATS = ("png", "svg")
 # The format of a specification, as the names of its files end.
 SPEC = "vl.json"
 WIDTH = 760
@@ -420,17 +420,15 @@ def name_bars(
     *,
     above: str = "",
     texts: Sequence[str] = (),
-    form: str = "",
 ) -> Spec:
-    """Return a panel of stacked horizontal bars with their names, the first on top.
+    """Return a panel of stacked horizontal bars of seconds with their names, the first on top.
 
     Args:
         order: A name per bar; equal ones are numbered.
         series: What to stack; a part without a name is in no legend.
-        title: Of the horizontal axis, with its unit.
+        title: Of the horizontal axis.
         above: The title of the panel, where there are several.
         texts: At the ends of the bars.
-        form: Of the horizontal axis.
     """
     listed = _drawn(series)
     own = _unlike(order)
@@ -443,7 +441,7 @@ def name_bars(
     left = max(room - _LETTER * max(map(len, texts), default=0), room / 3)
     top = max(ends.values(), default=0) * room / left if texts else None
     y = names("at", own)
-    x = quantity("low", title, form=form, ends=(0, top or None))
+    x = quantity("low", title, form="s", ends=(0, top or None))
     codes = {name: code for name, _, code in listed}
     drawn = [
         layer(
@@ -580,7 +578,7 @@ def whole(spec: Spec) -> Spec:
 
 
 def render(spec: Spec, form: str, *, description: str = "") -> bytes:
-    """Draw a specification; the same one gives the same bytes, but for PDF.
+    """Draw a specification; the same one gives the same bytes.
 
     Args:
         spec: From `chart`.
@@ -598,8 +596,6 @@ def render(spec: Spec, form: str, *, description: str = "") -> bytes:
     if form == "svg":
         svg: str = drawn.vegalite_to_svg(text)
         return svg.replace(">", f"><desc>{description}</desc>", 1).encode()
-    if form == "pdf":
-        return drawn.vegalite_to_pdf(text)
     picture: bytes = drawn.vegalite_to_png(text, scale=1.5)
     return _described(picture, description) if description else picture
 

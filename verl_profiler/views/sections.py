@@ -12,6 +12,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
+from verl_profiler.analysis.launches import launch_command, launch_facts, launch_texts
 from verl_profiler.analysis.memory import memory_findings
 from verl_profiler.analysis.profiler import processes
 from verl_profiler.analysis.registry import explanations, reported, summarized
@@ -19,10 +20,11 @@ from verl_profiler.analysis.selection import Rows, Steps, grouped, left_out, spr
 from verl_profiler.analysis.steps import step_rows
 from verl_profiler.analysis.time_tree import whole_time_tree
 from verl_profiler.analysis.tq_findings import finding_lines, tq_findings
+from verl_profiler.events.json_values import is_object
+from verl_profiler.events.redaction import recorded_values
 from verl_profiler.events.vocabulary import COMPUTING_ROLES
 from verl_profiler.reading.reader import Run
 from verl_profiler.render.frames import frame, short_text
-from verl_profiler.views.about_run import about_run
 from verl_profiler.views.columns import caption, page_view, section, shown_columns
 from verl_profiler.views.mean_step import step_bars
 from verl_profiler.views.overview_text import head_text
@@ -143,7 +145,7 @@ def document(
         {"step_times": listed}, run.labels, left_out(tables, steps), whys["findings"]
     )
     return {
-        "about": about_run(run, defaults),
+        "about": _about_run(run, defaults),
         "columns": {
             "steps": shown_columns(_STEP_COLUMNS, *_STEP_TABLES),
             "requests": shown_columns(_REQUEST_COLUMNS, "request_breakdown"),
@@ -238,3 +240,49 @@ def _sections(
         sections,
         key=lambda each: first.index(each["name"]) if each["topic"] is None else len(first),
     )
+
+
+def _about_run(run: Run, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was launched.
+
+    Args:
+        run: An open run.
+        defaults: Settings of the profiler; those of the run that are the same are left out.
+
+    Returns:
+        runs (labels), line (date, devices, model, batch and versions, as texts), launches (facts and
+        groups of settings), notes (of the reader).
+    """
+    usual = {*launch_texts(defaults, "settings")}
+    launches: list[dict[str, Any]] = []
+    for label in run.labels:
+        launch = run.launches.get(label) or {}
+        facts = [
+            [key, short_text(str(recorded_values(launch[key], key)))]
+            for key in ("experiment", "launched", "host", "cwd")
+            if launch.get(key) is not None
+        ]
+        if command := launch_command(launch):
+            facts.append(["command", short_text(command, 4_000)])
+        groups = {
+            group: [
+                [*map(short_text, each)]
+                for each in launch_texts(launch[group], group)
+                if each not in usual
+            ]
+            for group in ("training", "versions", "settings")
+            if is_object(launch.get(group))
+        }
+        launches.append({"run": short_text(label), "facts": facts, **groups})
+    every = [launch_facts(run.launches.get(label) or {}) for label in run.labels]
+    # What launches differ in is there once for each value.
+    line = [
+        " / ".join(dict.fromkeys(facts[key] for facts in every if facts[key]))
+        for key in launch_facts({})
+    ]
+    return {
+        "runs": [short_text(label) for label in run.labels],
+        "line": [short_text(text) for text in line if text],
+        "launches": launches,
+        "notes": [short_text(note, 2_000) for note in run.notes],
+    }

@@ -131,7 +131,6 @@ def _savings(rows: Rows) -> Spec:
         [row["about"] for row in rows],
         [("", column(rows, "expected_s"), ACCENT)],
         "saved per step",
-        form="s",
     )
     x, y = (bars["layer"][0]["encoding"][axis] for axis in "xy")
     ranges = [
@@ -204,7 +203,6 @@ def _stragglers(data: DataTables, choice: Choice) -> Spec:
             )
         ],
         "caused wait time per step",
-        form="s",
         texts=[f"{seconds(row['per_step_s'])}, {share(row['share'])}" for row in shown],
     )
     return chart(

@@ -201,7 +201,6 @@ def _suspects(data: DataTables, choice: Choice) -> Spec:
             for kind, hue in _KINDS.items()
         ],
         "event-loop stalls",
-        form="s",
         texts=[
             f"{counted(each['lags'], 'stall')}, longest {seconds(each['max_s'])}" for each in shown
         ],

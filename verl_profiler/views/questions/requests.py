@@ -151,7 +151,6 @@ def _slowest(data: DataTables, choice: Choice) -> Spec:
         components(rows, parts, PART_COLORS),
         "time",
         texts=list(map(_bar_text, rows)),
-        form="s",
     )
     return chart(title, about, bars, notes=notes)
 
@@ -186,7 +185,6 @@ def _turn_times(data: DataTables, choice: Choice) -> Spec:
         [f"turn {row['turn']} ({row['turns']:,})" for row in rows],
         parts,
         "mean duration of a turn",
-        form="s",
         texts=[
             f"P50 {quantile_texts(row, 'p50', 'max')[0]}, max {seconds(row['max_s'])}"
             for row in rows
@@ -285,7 +283,7 @@ def _engine_time(data: DataTables, choice: Choice) -> Spec:
         for row in rows
     ]
     series = components(rows, CALL_PARTS, CALL_PART_COLORS)
-    bars = name_bars(request_names(rows), series, "time of generate calls", texts=texts, form="s")
+    bars = name_bars(request_names(rows), series, "time of generate calls", texts=texts)
     return chart(
         title,
         f"{choice.text()}: the {counted(len(rows), 'request')} with the longest generate calls",
@@ -330,7 +328,6 @@ def _tools(data: DataTables, choice: Choice) -> Spec:
         [row["tool"] for row in drawn],
         [("", column(drawn, "total_s"), PART_COLORS["tool"])],
         "time of all calls together",
-        form="s",
         texts=texts,
     )
     return chart(title, about, bars)

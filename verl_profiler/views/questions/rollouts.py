@@ -97,7 +97,7 @@ def _workers_of_step(rows: Rows, title: str, choice: Choice) -> Spec:
         texts = [
             f"waited {seconds(wait)}" if wait > 0.0005 else "waited for none" for wait in waits
         ]
-        panels.append(name_bars(processes, series, "time", above=role, texts=texts, form="s"))
+        panels.append(name_bars(processes, series, "time", above=role, texts=texts))
     return chart(
         title,
         f"{choice.text()}: {counted(len({row['name'] for row in rows}), 'process', 'processes')}",
