@@ -85,7 +85,7 @@ def replica_balance(tables: Tables, steps: Steps = None) -> Rows:
     )
 
 
-def token_rates(tables: Tables, steps: Steps = None, *, validate: bool = False) -> Rows:
+def token_rates(tables: Tables, steps: Steps = None) -> Rows:
     """Count the tokens of each step, as generate calls report them.
 
     A conversation's tokens are prompt tokens again in every later turn of it.
@@ -93,11 +93,10 @@ def token_rates(tables: Tables, steps: Steps = None, *, validate: bool = False) 
     Returns:
         Table `token_rates`: one row per run and step.
     """
-    whole = "NULL::DOUBLE" if validate else "generated_tokens_per_s"
     return tables.rows(
         f"""
-        SELECT c.run, c.step, {_RATES}, {whole} AS generated_tokens_per_s
-        FROM {_calls("run, step", rows_of(steps, validate=validate))} AS c
+        SELECT c.run, c.step, {_RATES}, generated_tokens_per_s
+        FROM {_calls("run, step", rows_of(steps, validate=False))} AS c
         LEFT JOIN (
             SELECT run, step, generated_tokens_per_s FROM steps WHERE finished AND {in_steps(steps)}
         ) AS s ON s.run = c.run AND s.step = c.step
@@ -106,9 +105,7 @@ def token_rates(tables: Tables, steps: Steps = None, *, validate: bool = False) 
     )
 
 
-def request_token_rates(
-    tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
-) -> Rows:
+def request_token_rates(tables: Tables, steps: Steps = None) -> Rows:
     """Summarize the tokens of finished requests.
 
     Returns:
@@ -128,7 +125,7 @@ def request_token_rates(
                     AS rates
             FROM requests
             WHERE finished AND generated_tokens IS NOT NULL
-                AND {rows_of(steps, worker=worker, validate=validate)}
+                AND {rows_of(steps, validate=False)}
             GROUP BY run, step
         ) ORDER BY run, step
         """

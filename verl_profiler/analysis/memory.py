@@ -212,10 +212,7 @@ def memory_findings(
 ) -> Rows:
     """Return problems with the release of memory, or why they are unknown.
 
-    Args:
-        tables: The tables of the runs.
-        steps: First and last; None for all.
-        launches: `run.json` by run; a log has none.
+    `launches` is `run.json` by run; a log has none.
 
     Returns:
         Table `memory_findings`: one row per finding.

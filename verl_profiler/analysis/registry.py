@@ -51,13 +51,7 @@ def explanations(tables: Tables, steps: Steps = None) -> dict[str, Rows]:
 def summarized(
     tables: Tables, steps: Steps = None, names: Collection[str] | None = None
 ) -> dict[str, Rows]:
-    """Return the rows of the analyses that the summary and the report show, by name, in reading order.
-
-    Args:
-        tables: Of the runs.
-        steps: First and last step; None for all.
-        names: Of these analyses only; None for all.
-    """
+    """Return the rows of the analyses that the summary and the report show, or of these, by name, in reading order."""
     return _rows_of(_SUMMARIZED, tables, steps, names)
 
 

@@ -31,9 +31,7 @@ def _rollouts(selection: str) -> str:
     )"""
 
 
-def rollout_tail(
-    tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
-) -> Rows:
+def rollout_tail(tables: Tables, steps: Steps = None) -> Rows:
     """Measure how much of a rollout was spent on its last requests.
 
     Returns:
@@ -41,7 +39,7 @@ def rollout_tail(
     """
     return tables.rows(
         f"""
-        {_rollouts(rows_of(steps, worker=worker, validate=validate))}, {_FLIGHTS}, peaks AS (
+        {_rollouts(rows_of(steps, validate=False))}, {_FLIGHTS}, peaks AS (
             SELECT run, step, max(in_flight) AS peak FROM flights GROUP BY run, step
         ), workers AS (
             SELECT run, step, name, max(end_us) AS end_us FROM chosen GROUP BY run, step, name

@@ -77,9 +77,7 @@ def tool_latencies(
     )
 
 
-def reward_times(
-    tables: Tables, steps: Steps = None, *, worker: int | None = None, validate: bool = False
-) -> Rows:
+def reward_times(tables: Tables, steps: Steps = None) -> Rows:
     """Summarize the time that requests spend after their conversation.
 
     Reward workers receive neither the step nor whether a request is of validation: both are those of
@@ -88,12 +86,11 @@ def reward_times(
     Returns:
         Table `reward_times`: one row per run, step and part.
     """
-    selection = rows_of(steps, worker=worker, validate=validate)
     return tables.rows(
         f"""
         WITH chosen AS (
             SELECT run, step, uid, duration_us, postprocess_us, reward_us FROM requests
-            WHERE finished AND {selection}
+            WHERE finished AND {rows_of(steps, validate=False)}
         ), origins AS (
             SELECT DISTINCT run, step, uid FROM chosen WHERE uid IS NOT NULL
         ), parts AS (

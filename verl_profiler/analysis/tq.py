@@ -20,12 +20,12 @@ SPEED = (
 )
 
 
-def of_function(function: str | None, column: str = "func") -> str:
+def of_function(function: str | None) -> str:
     """Return the SQL condition for the calls of one function; None for all."""
     if function is None:
         return "true"
     quoted = function.replace("'", "''")
-    return f"{column} = '{quoted}'"
+    return f"func = '{quoted}'"
 
 
 def tq_functions(tables: Tables, steps: Steps = None, *, function: str | None = None) -> Rows:
@@ -261,13 +261,7 @@ def tq_steps(tables: Tables, steps: Steps = None, *, function: str | None = None
 def tq_over_time(
     tables: Tables, steps: Steps = None, *, function: str | None = None, parts: int = 60
 ) -> Rows:
-    """Cut the run into equal parts of time, and sum up the calls that begin in each.
-
-    Args:
-        tables: The tables.
-        steps: First and last step; None for all.
-        function: One function; None for all.
-        parts: How many; empty ones are left out.
+    """Cut the run into so many equal parts of time, and sum up the calls that begin in each; empty ones are left out.
 
     Returns:
         Table `tq_over_time`: one row per run and part, with the columns of `tq_steps`.

@@ -86,10 +86,7 @@ _BY_ID = """
 def tq_traces(tables: Tables, steps: Steps = None, *, trace_id: str | None = None) -> Rows:
     """Join calls by trace id.
 
-    Args:
-        tables: The tables.
-        steps: First and last step; None for all.
-        trace_id: One id, or its beginning; None for all.
+    `trace_id` is one id, or its beginning; None for all.
 
     Returns:
         Table `tq_traces`: one row per run and trace id, longest first.

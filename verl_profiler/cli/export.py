@@ -28,11 +28,11 @@ import gzip
 import itertools
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_profiler.cli.options import READING, Argument, check_steps, output_arguments
+from verl_profiler.cli.options import READING, Argument, opened_run, output_arguments
 from verl_profiler.cli.output import refuse_overwriting, replacing, target_of, write_whole
 from verl_profiler.cli.terminal import print_error
 from verl_profiler.errors import ReadingError
@@ -138,19 +138,7 @@ def run(args: argparse.Namespace) -> int:
         from verl_profiler.cli.publishing import publish_run
 
         return publish_run(args)
-    target = target_of(args.runs, args.out, "timeline.pftrace", force=args.force, mark=_TIMELINE)
-    if not write_timeline(
-        args.runs,
-        target,
-        args.steps,
-        merge=args.merge,
-        cache=not args.no_cache,
-        everything=args.everything,
-    ):
-        return 1
-    print(visible(f"Wrote {target}"))
-    print("Open https://ui.perfetto.dev and drop the file into it; nothing is uploaded.")
-    return 0
+    return _timeline(args)
 
 
 def _transfers(args: argparse.Namespace) -> int:
@@ -220,28 +208,8 @@ def _print_none(what: str) -> None:
     print_error(f"nothing to export: there are no {what}")
 
 
-def write_timeline(
-    runs: Sequence[Path],
-    target: Path,
-    steps: Steps,
-    *,
-    merge: Sequence[Path] = (),
-    cache: bool = True,
-    everything: bool = False,
-) -> bool:
-    """Write the timeline of runs; return False when there is nothing in it.
-
-    Args:
-        runs: Runs, as the command line takes them.
-        target: The file to write; compressed if it ends in .gz.
-        steps: First and last step; all when None.
-        merge: Further traces to merge.
-        cache: Use and write the runs' table caches.
-        everything: Draw all requests, also of a large run.
-
-    Raises:
-        ReadingError: The paths cannot be used.
-    """
+def _timeline(args: argparse.Namespace) -> int:
+    """Write the timeline of runs; return 1 when there is nothing in it."""
     from verl_profiler.analysis.selection import in_steps
     from verl_profiler.exports.perfetto import PerfettoTrace
     from verl_profiler.exports.tracks import (
@@ -254,19 +222,19 @@ def write_timeline(
     )
     from verl_profiler.reading.formats.foreign_traces import read_trace
     from verl_profiler.reading.formats.registry import find_traces
-    from verl_profiler.reading.reader import load
 
-    foreign = [read_trace(path) for path in merge]
-    with load(list(runs), cache=cache, steps=steps) as opened:
-        check_steps(opened, steps)
+    steps: Steps = args.steps
+    target = target_of(args.runs, args.out, "timeline.pftrace", force=args.force, mark=_TIMELINE)
+    foreign = [read_trace(path) for path in args.merge]
+    with opened_run(args) as opened:
         first_ns = origin_ns(opened.tables, steps)
         if not first_ns:
             print_error("nothing to export:", *opened.problems)
-            return False
-        selection = Selection(in_steps(steps)) if everything else choose(opened.tables, steps)
+            return 1
+        selection = Selection(in_steps(steps)) if args.everything else choose(opened.tables, steps)
         for sentence in selection.sentences:
             print_error(sentence)
-        for path in (path for each in runs for path in find_traces(each / "nsight")):
+        for path in (path for each in args.runs for path in find_traces(each / "nsight")):
             try:
                 foreign.append(read_trace(path, found=True))
             except ReadingError as error:
@@ -289,4 +257,6 @@ def write_timeline(
                 if each.left_out:
                     print_error(f"{each.title}: {each.left_out} implausible events were left out")
             trace.close()
-    return True
+    print(visible(f"Wrote {target}"))
+    print("Open https://ui.perfetto.dev and drop the file into it; nothing is uploaded.")
+    return 0

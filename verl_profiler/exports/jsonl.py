@@ -38,10 +38,6 @@ def json_lines(tables: Tables, steps: Steps = None) -> Iterator[str]:
     """Give a line for every call and transfer, of what is known of it.
 
     `@timestamp` is when it ended, as everywhere in this package.
-
-    Args:
-        tables: The tables.
-        steps: First and last step; None for all.
     """
     for kind, rows, own in (
         ("call", tq_calls(tables, steps), _OF_CALLS),

@@ -47,12 +47,7 @@ _ATTRIBUTES = {
 
 
 def transfer_queue_spans(tables: Tables, steps: Steps = None) -> Iterator[ReadableSpan]:
-    """Make the spans of all TransferQueue calls whose time of day is known.
-
-    Args:
-        tables: The tables.
-        steps: First and last step; None for all.
-    """
+    """Make the spans of all TransferQueue calls whose time of day is known."""
     calls: dict[tuple[Any, ...], SpanContext | None] = {}
     for row in filter(_has_time_of_day, tq_calls(tables, steps)):
         made = _span(row["func"], row, None)

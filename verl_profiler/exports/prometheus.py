@@ -41,13 +41,7 @@ def metrics(
     steps: tuple[int, int] | None = None,
     counts: dict[str, dict[str, int]] | None = None,
 ) -> Iterator[Metric]:
-    """Give the metrics of all runs in the tables.
-
-    Args:
-        tables: The tables.
-        steps: First and last step; None for all.
-        counts: By run, how many log lines are `missing` or `unreadable`.
-    """
+    """Give the metrics of all runs; `counts` are, by run, how many log lines are `missing` or `unreadable`."""
     functions = tq_functions(tables, steps)
     condition = in_steps(steps)
     yield _counter(

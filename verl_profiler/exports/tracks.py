@@ -123,11 +123,7 @@ def write_run(
 ) -> Folders:
     """Write a run's spans, arrows and counters.
 
-    Args:
-        tables: The tables of the run.
-        steps: First and last step to write.
-        trace: Where to.
-        selection: What of them is drawn, as `choose` decides; all when None.
+    `selection` is what of them is drawn, as `choose` decides; None for all.
 
     Returns:
         The folder of each process, by run and process name; that of a whole run has no name.
@@ -360,12 +356,7 @@ def _parents_first(spans: Iterable[Timed]) -> Iterator[Timed]:
 
 
 def choose(tables: Tables, steps: Steps) -> Selection:
-    """Choose what a trace of these steps shows; make `traced_requests` if it is a sample.
-
-    Args:
-        tables: The tables of the run.
-        steps: First and last step; all when None.
-    """
+    """Choose what a trace of these steps shows; make `traced_requests` if it is a sample."""
     condition = in_steps(steps)
     totals = tables.rows(
         f"""

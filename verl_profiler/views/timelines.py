@@ -38,11 +38,7 @@ def timelines(
 ) -> dict[str, Any]:
     """Choose steps and requests, and gather what is drawn of them.
 
-    Args:
-        tables: The tables of the run.
-        steps: First and last step to show.
-        places: Place in the rows of `step_times` by run and step.
-        bounds: How much is drawn.
+    `places` are those in the rows of `step_times`, by run and step.
 
     Returns:
         `names` (event, tool, failed, color) that spans refer to; `scenes` with their lanes;
