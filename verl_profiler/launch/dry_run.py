@@ -7,7 +7,6 @@ on a copy, and the changes are printed.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from verl_profiler.capture import tools
 from verl_profiler.errors import ConfigError
 from verl_profiler.launch.command_line import is_command, parse
 from verl_profiler.launch.settings import parse as parse_settings
+from verl_profiler.launch.targets import installed, source_file
 
 _MODULE = "verl.trainer.main_ppo"
 
@@ -123,7 +123,11 @@ def _declared(entry: str) -> tuple[str, Path, Path]:
 
     Read from its source: importing it would take what it imports, and seconds.
     """
-    file = Path(entry) if entry.endswith(".py") else _file_of(entry)
+    file: Path | None = Path(entry)
+    if not entry.endswith(".py"):
+        top = entry.partition(".")[0]
+        # `python -m` looks in the working directory first.
+        file = source_file(entry, [Path.cwd() / top, *installed(top)], "__main__.py")
     if file is None or not file.is_file():
         raise ConfigError(
             f"{entry} is not here, so there is no config to compose.\nRun this command with the Python "
@@ -148,19 +152,6 @@ def _declared(entry: str) -> tuple[str, Path, Path]:
         f"{_MODULE}.",
         "config-value",
     )
-
-
-def _file_of(module: str) -> Path | None:
-    """Return the source file of a module, found without importing its parents."""
-    top, *rest = module.split(".")
-    spec = importlib.util.find_spec(top) if top else None
-    # `python -m` looks in the working directory first.
-    for folder in (Path.cwd() / top, *((spec and spec.submodule_search_locations) or ())):
-        base = Path(folder).joinpath(*rest)
-        for file in (base.with_suffix(".py"), base / "__main__.py"):
-            if file.is_file():
-                return file
-    return None
 
 
 def _compose(name: str, folder: str, overrides: list[str]) -> Any:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -51,14 +50,8 @@ class _Engine:
         self.releases = bool(_value_at(config, f"{_ROLLOUT}.free_cache_engine"))
 
 
-@dataclass(frozen=True)
-class _Pitfall:
-    """A setting that would not have its effect.
-
-    Args:
-        requested: Whether it concerns a setting requested under `profiler.memory_saver`.
-        text: What would happen, and what to do.
-    """
+class _Pitfall(NamedTuple):
+    """What would not have its effect, and what to do; and whether `profiler.memory_saver` requests it."""
 
     requested: bool
     text: str

@@ -61,8 +61,14 @@ def prepare(config: Any) -> Any:
     """
     settings = settings_of(config)
     with open_dict(config):
-        capture = _translate_keys(config, settings)
-        _trace_transfers(config, settings)
+        capture = verl_keys.translate(config, settings.nsight.tool, settings.nsight.roles.workers)
+        for warning in memory_saver.apply(config, settings.memory_saver):
+            announce(f"WARNING {warning}")
+        switches = settings.transfer_queue.under(os.environ)
+        if switches.any:
+            v1 = OmegaConf.select(config, "trainer.use_v1")
+            _put_into_runtime_env(config, transfer_queue.carry(switches, v1=v1))
+            transfer_queue.wrap_main()
     if not settings.events.enabled and capture is None:
         _forget_earlier_run()
         return config
@@ -124,24 +130,6 @@ def of_sft() -> ConfigError:
         "profiler.enable=true captures with verl's own profiler.",
         "sft-trainer",
     )
-
-
-def _translate_keys(config: Any, settings: Settings) -> verl_keys.Capture | None:
-    """Turn the Nsight guide's keys and the memory settings into verl's own."""
-    nsight = settings.nsight
-    capture = verl_keys.translate(config, nsight.tool, nsight.roles.workers)
-    for warning in memory_saver.apply(config, settings.memory_saver):
-        announce(f"WARNING {warning}")
-    return capture
-
-
-def _trace_transfers(config: Any, settings: Settings) -> None:
-    """Pass the switches of TransferQueue tracing to the workers, if any is on."""
-    switches = settings.transfer_queue.under(os.environ)
-    if switches.any:
-        v1 = OmegaConf.select(config, "trainer.use_v1")
-        _put_into_runtime_env(config, transfer_queue.carry(switches, v1=v1))
-        transfer_queue.wrap_main()
 
 
 def _worker_config(

@@ -51,22 +51,10 @@ class Sources:
         return self._trees[module]
 
     def _parsed(self, module: str) -> ast.Module | None:
-        top, *rest = module.split(".")
-        for folder in self._places(top):
-            base = folder.joinpath(*rest)
-            for file in (base.with_suffix(".py"), base / "__init__.py"):
-                if file.is_file():
-                    return ast.parse(file.read_bytes())
-        return None
-
-    def _places(self, package: str) -> list[Path]:
-        if self._folder is not None:
-            return [self._folder / package]
-        try:
-            spec = importlib.util.find_spec(package)
-        except (ImportError, ValueError):
-            return []
-        return [Path(each) for each in (spec and spec.submodule_search_locations) or ()]
+        top = module.partition(".")[0]
+        places = installed(top) if self._folder is None else [self._folder / top]
+        file = source_file(module, places)
+        return None if file is None else ast.parse(file.read_bytes())
 
     def definition(self, module: str, path: str) -> ast.AST | None:
         """Return what defines a function or `Class.method`, also of a base class or where it is imported from."""
@@ -89,6 +77,25 @@ class Sources:
             if found is None and name and name != first:
                 found = self.definition(module, f"{name}.{rest}")
         return found
+
+
+def installed(package: str) -> list[Path]:
+    """Return the folders of an installed package, which is not imported."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return []
+    return [Path(each) for each in (spec and spec.submodule_search_locations) or ()]
+
+
+def source_file(module: str, places: Iterable[Path], package: str = "__init__.py") -> Path | None:
+    """Return the file of a module whose top package is in one of these folders, or of its `package`; None for none."""
+    for folder in places:
+        base = folder.joinpath(*module.split(".")[1:])
+        for file in (base.with_suffix(".py"), base / package):
+            if file.is_file():
+                return file
+    return None
 
 
 def find_targets(probes: Iterable[Probe], sources: Sources | None = None) -> list[Found]:
