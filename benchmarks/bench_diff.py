@@ -31,7 +31,7 @@ from verl_profiler.analysis.compare.comparison import (
     adjusted,
     change,
 )
-from verl_profiler.analysis.compare.conditions import condition
+from verl_profiler.analysis.compare.differences import condition
 from verl_profiler.analysis.intervals import mean
 from verl_profiler.cli import main as command
 

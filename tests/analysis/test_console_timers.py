@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from picked import picked
 
 from verl_profiler.analysis.console_timers import (
+    COUNTS,
     generation_times,
     logged_phases,
     logged_steps,
     metric_summary,
+    timer_places,
 )
-from verl_profiler.analysis.timer_places import COUNTS, timer_places
 from verl_profiler.reading.formats.console_steps import LoggedRun, StepLine, logged_runs
 
 SOURCE = Path("a.log")

@@ -12,8 +12,7 @@ from cached_runs import cached
 from reading_back import lines_with_files
 
 from verl_profiler.analysis.engine import request_token_rates, token_rates
-from verl_profiler.analysis.rollout import rollout_tail, step_tail
-from verl_profiler.analysis.steps import step_durations, step_times
+from verl_profiler.analysis.steps import rollout_tail, step_durations, step_tail, step_times
 from verl_profiler.reading.reader import load
 
 DATA = Path(__file__).parents[1] / "data"

@@ -17,7 +17,7 @@ from verl_profiler.analysis.requests import (
     slowest_requests,
     turn_times,
 )
-from verl_profiler.analysis.rollout import rollout_tail
+from verl_profiler.analysis.steps import rollout_tail
 from verl_profiler.reading.tables.tables import Tables
 
 SECOND = 1_000_000

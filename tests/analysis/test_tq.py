@@ -6,9 +6,17 @@ import pytest
 from picked import picked
 
 from verl_profiler.analysis.explain.rules import TEXTS
-from verl_profiler.analysis.tq import tq_functions, tq_over_time, tq_steps, tq_throughput, tq_wall
+from verl_profiler.analysis.tq import (
+    tq_functions,
+    tq_over_time,
+    tq_paths,
+    tq_steps,
+    tq_throughput,
+    tq_trace_counts,
+    tq_traces,
+    tq_wall,
+)
 from verl_profiler.analysis.tq_findings import tq_findings
-from verl_profiler.analysis.tq_traces import tq_paths, tq_trace_counts, tq_traces
 from verl_profiler.reading.tables.tables import Tables
 
 MIB = 1 << 20

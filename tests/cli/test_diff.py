@@ -12,7 +12,7 @@ from event_files import ended, phases, write_lines
 from picked import picked
 
 from verl_profiler.analysis.compare.comparison import Metric
-from verl_profiler.analysis.compare.conditions import condition
+from verl_profiler.analysis.compare.differences import condition
 from verl_profiler.cli import diff
 from verl_profiler.errors import ReadingError
 from verl_profiler.views.diff_text import diff_text

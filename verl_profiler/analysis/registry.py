@@ -99,8 +99,7 @@ def _kept(tables: Tables, name: str, made_from: list[str], make: Callable[[], _T
 
 # Those of the summary by their modules, in reading order.
 _SUMMARIZED = {
-    "steps": ("step_times", "step_phases"),
-    "rollout": ("step_tail",),
+    "steps": ("step_times", "step_phases", "step_tail"),
     "requests": ("request_times", "request_parts", "turns_per_request", "slowest_requests"),
     "tools": ("tool_times",),
     "engine": ("engine_times", "replica_balance"),
@@ -113,11 +112,10 @@ _SUMMARIZED = {
 # Those of the report besides.
 _REPORTED = {
     "memory": ("memory_timeline", "sleep_times", "release_effects"),
-    "steps": ("validation_times",),
+    "steps": ("validation_times", "rollout_tail"),
     "time_tree": ("time_tree",),
     "captures": ("captures", "range_times", "top_kernels", "gpu_idle"),
     "device_use": ("device_times",),
-    "rollout": ("rollout_tail",),
     "tools": ("reward_times",),
     "overview": ("own_spans",),
     "engine": ("routes", "engine_load", "token_rates", "request_token_rates"),

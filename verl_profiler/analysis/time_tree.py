@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from verl_profiler.analysis.requests import request_parts
-from verl_profiler.analysis.rollout import rollout_tail
 from verl_profiler.analysis.selection import Rows, Steps, estimated, grouped, in_steps
-from verl_profiler.analysis.steps import step_phases
+from verl_profiler.analysis.steps import rollout_tail, step_phases
 from verl_profiler.reading.tables.tables import Tables
 
 # Tools beyond these are summed up as `other`.

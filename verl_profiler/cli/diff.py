@@ -147,8 +147,7 @@ def comparison(
         ReadingError: They cannot be compared, or a condition cannot be tested.
     """
     from verl_profiler.analysis.compare.comparison import ALPHA, metric_rows, step_of
-    from verl_profiler.analysis.compare.conditions import condition
-    from verl_profiler.analysis.compare.differences import Comparison, configuration
+    from verl_profiler.analysis.compare.differences import Comparison, condition, configuration
     from verl_profiler.views.ledger_text import bound_text
 
     conditions = [condition(text) for text in fail_if]

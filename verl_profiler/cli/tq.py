@@ -164,12 +164,14 @@ def _gathered(tables: Tables, args: argparse.Namespace) -> dict[str, Rows]:
     from verl_profiler.analysis.tq import (
         tq_functions,
         tq_over_time,
+        tq_paths,
         tq_steps,
         tq_throughput,
+        tq_trace_counts,
+        tq_traces,
         tq_wall,
     )
     from verl_profiler.analysis.tq_findings import tq_findings
-    from verl_profiler.analysis.tq_traces import tq_paths, tq_trace_counts, tq_traces
 
     narrowed: dict[str, Any] = {"function": args.function}
     analyses: tuple[tuple[Callable[..., Rows], dict[str, Any]], ...] = (
@@ -221,7 +223,7 @@ def _print_text(opened: Transfers, found: Mapping[str, Rows], language: str) -> 
 
 def _print_trace(tables: Tables, rows: Rows, args: argparse.Namespace) -> int:
     """List the matching trace ids; for a single match, list its calls."""
-    from verl_profiler.analysis.tq_traces import tq_calls
+    from verl_profiler.analysis.tq import tq_calls
     from verl_profiler.views.text_tables import table_text
 
     if not rows:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from verl_profiler.analysis.selection import Steps
-from verl_profiler.analysis.tq_traces import tq_calls, tq_transfers
+from verl_profiler.analysis.tq import tq_calls, tq_transfers
 from verl_profiler.reading.tables.tables import Tables
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

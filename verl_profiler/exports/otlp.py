@@ -24,7 +24,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
 from verl_profiler.analysis.selection import Steps
-from verl_profiler.analysis.tq_traces import tq_call_stages, tq_calls, tq_transfers
+from verl_profiler.analysis.tq import tq_call_stages, tq_calls, tq_transfers
 from verl_profiler.errors import ReadingError
 from verl_profiler.reading.tables.tables import Tables
 

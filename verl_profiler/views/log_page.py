@@ -13,7 +13,7 @@ from verl_profiler.render.colors import color
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.columns import page_view, section
 from verl_profiler.views.log_text import beyond, headline
-from verl_profiler.views.mean_step import step_bar
+from verl_profiler.views.sections import step_bar
 from verl_profiler.views.timing_figures import PICTURES
 from verl_profiler.views.view import charts_of
 

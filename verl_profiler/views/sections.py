@@ -12,11 +12,14 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
+from verl_profiler.analysis.explain.ledger import ACCOUNTS
+from verl_profiler.analysis.explain.rules import BETWEEN, CATEGORIES
 from verl_profiler.analysis.launches import launch_command, launch_facts, launch_texts
 from verl_profiler.analysis.memory import memory_findings
+from verl_profiler.analysis.overview import mean_step
 from verl_profiler.analysis.profiler import processes
 from verl_profiler.analysis.registry import explanations, reported, summarized
-from verl_profiler.analysis.selection import Rows, Steps, grouped, left_out, spread
+from verl_profiler.analysis.selection import LeftOut, Rows, Steps, by_run, grouped, left_out, spread
 from verl_profiler.analysis.steps import step_rows
 from verl_profiler.analysis.time_tree import whole_time_tree
 from verl_profiler.analysis.tq_findings import finding_lines, tq_findings
@@ -24,9 +27,9 @@ from verl_profiler.events.json_values import is_object
 from verl_profiler.events.redaction import recorded_values
 from verl_profiler.events.vocabulary import COMPUTING_ROLES
 from verl_profiler.reading.reader import Run
+from verl_profiler.render.colors import ACCOUNT_COLORS, category_color
 from verl_profiler.render.frames import frame, short_text
 from verl_profiler.views.columns import caption, page_view, section, shown_columns
-from verl_profiler.views.mean_step import step_bars
 from verl_profiler.views.overview_text import head_text
 from verl_profiler.views.questions import TOPICS, VIEWS
 from verl_profiler.views.timelines import timelines
@@ -153,7 +156,7 @@ def document(
         "computing": list(COMPUTING_ROLES),
         "detailed": sorted(detailed),
         "findings": whys["findings"],
-        "mean_step": step_bars(whys, left_out(tables, steps)),
+        "mean_step": _step_bars(whys, left_out(tables, steps)),
         "notes": notes,
         "problems": [short_text(problem, 2_000) for problem in run.problems],
         "sections": _sections(views, notes, whys["findings"]),
@@ -285,4 +288,40 @@ def _about_run(run: Run, defaults: Mapping[str, Any]) -> dict[str, Any]:
         "line": [short_text(text) for text in line if text],
         "launches": launches,
         "notes": [short_text(note, 2_000) for note in run.notes],
+    }
+
+
+def _step_bars(explained: Mapping[str, Rows], left_out: LeftOut) -> list[dict[str, Any]]:
+    """Return the bar of each run; see `analysis.overview.mean_step`.
+
+    Returns:
+        Per run: run, whole_s, and parts (name, seconds per step, what it is, color), largest first.
+    """
+    return [
+        step_bar(
+            run,
+            [
+                (row["part"], row["mean_s"], ACCOUNTS[row["part"]], ACCOUNT_COLORS[row["part"]])
+                if row["account"]
+                else (row["part"], row["mean_s"], _about(row["part"]), category_color(row["part"]))
+                for row in rows
+            ],
+        )
+        for run, rows in by_run(mean_step(explained, left_out)).items()
+    ]
+
+
+def _about(category: str) -> str:
+    if category == BETWEEN:
+        return "between the end of a step and the start of the next, covered by no timer"
+    return CATEGORIES.get(category, "a phase of the trainer")
+
+
+def step_bar(run: str, parts: Sequence[tuple[str, float, str, str]]) -> dict[str, Any]:
+    """Return the bar of a run, the largest part first; for the parts see `step_bars`."""
+    ordered = sorted(parts, key=lambda part: -part[1])
+    return {
+        "run": short_text(run),
+        "whole_s": sum(part[1] for part in parts),
+        "parts": [[short_text(name), *more] for name, *more in ordered],
     }
