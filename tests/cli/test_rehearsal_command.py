@@ -1,5 +1,6 @@
 """The command of a rehearsal: overrides, environment, and how both are printed."""
 
+import argparse
 import importlib.util
 import os
 import shlex
@@ -15,18 +16,17 @@ from verl_profiler.launch.dry_run import _compose, _declared, leaves
 from verl_profiler.rehearsal.environment import FOR_SGLANG, FOR_TORCHVISION, environment
 
 
-def _build(**changes):
+def _build(output=Path("/runs/one"), **changes):
     settings = {
         "engine": "sglang",
         "profiler": "multiturn",
-        "output": Path("/runs/one"),
+        "trainer": "sync",
         "steps": 3,
         "ranks": 2,
         "workers": 2,
         "overrides": [],
-        "current": {},
     }
-    return command_module.build(**{**settings, **changes})
+    return command_module.build(argparse.Namespace(**{**settings, **changes}), output, {})
 
 
 def test_it_runs_verls_own_entry_point_with_this_interpreter():

@@ -195,17 +195,7 @@ def run(args: argparse.Namespace) -> int:
         _take_over(args)
     else:
         check_overrides(args.overrides, "overrides, or `-- COMMAND`, a whole training command")
-    command = build(
-        engine=args.engine,
-        profiler=args.profiler,
-        output=output,
-        steps=args.steps,
-        ranks=args.ranks,
-        workers=args.workers,
-        overrides=args.overrides,
-        current=os.environ,
-        trainer=args.trainer,
-    )
+    command = build(args, output, os.environ)
     if args.print_command:
         print(command.shell())
         return 0
@@ -382,49 +372,25 @@ def _shell_quoted(word: str) -> str:
     return f"$'{escaped(quoted)}'"
 
 
-def build(
-    *,
-    engine: str,
-    profiler: str,
-    output: Path,
-    steps: int,
-    ranks: int,
-    workers: int,
-    overrides: Sequence[str],
-    current: Mapping[str, str],
-    trainer: str = "sync",
-) -> Command:
-    """Return the command of a rehearsal.
-
-    Args:
-        engine: A key of `ENGINES`.
-        profiler: An option of the `profiler` group, or "none".
-        output: The run directory.
-        steps: Training steps.
-        ranks: Ranks of the trainer; as many engine replicas.
-        workers: Agent-loop workers.
-        overrides: Hydra overrides, which take precedence over all of the above.
-        current: The environment to start from.
-        trainer: One of `TRAINERS`.
-    """
-    option, _ = ENGINES[engine]
-    mode = [] if trainer == "sync" else [f"trainer.v1.trainer_mode={trainer}"]
-    main, needed = _OTHERS.get(trainer, (_MAIN, mode))
-    arguments = [sys.executable, "-m", main, f"+rehearsal={option}"]
-    if profiler != "none":
-        arguments += [f"+profiler={profiler}", f"profiler.output_dir={_quoted(output)}"]
-        if any(_TO_URL.match(each) for each in overrides):
+def build(args: argparse.Namespace, output: Path, current: Mapping[str, str]) -> Command:
+    """Return the command of a rehearsal in a run directory; the user's overrides come last, and win."""
+    mode = [] if args.trainer == "sync" else [f"trainer.v1.trainer_mode={args.trainer}"]
+    main, needed = _OTHERS.get(args.trainer, (_MAIN, mode))
+    arguments = [sys.executable, "-m", main, f"+rehearsal={ENGINES[args.engine][0]}"]
+    if args.profiler != "none":
+        arguments += [f"+profiler={args.profiler}", f"profiler.output_dir={_quoted(output)}"]
+        if any(_TO_URL.match(each) for each in args.overrides):
             # The run is written here, and uploaded.
             arguments.append(f"profiler.spool_dir={_quoted(output)}")
     arguments += [
         f"hydra.run.dir={_quoted(output / 'hydra')}",
-        f"trainer.total_training_steps={steps}",
-        f"trainer.n_gpus_per_node={ranks}",
-        f"actor_rollout_ref.rollout.agent.num_workers={workers}",
+        f"trainer.total_training_steps={args.steps}",
+        f"trainer.n_gpus_per_node={args.ranks}",
+        f"actor_rollout_ref.rollout.agent.num_workers={args.workers}",
         *needed,
-        *overrides,
+        *args.overrides,
     ]
-    return Command(tuple(arguments), environment(engine, current))
+    return Command(tuple(arguments), environment(args.engine, current))
 
 
 def trainer_of(command: CommandLine) -> str | None:
