@@ -107,6 +107,12 @@ def _event(named: str, family: str, parent: str, doc: str) -> tuple[str, Event]:
 EVENTS: dict[str, Event] = dict(_event(*row) for row in contract(TABLES)["Events"])
 
 
+def depth(event: str) -> int:
+    """Count the events that contain this one."""
+    known = EVENTS.get(event)
+    return 0 if known is None or known.parent is None else 1 + depth(known.parent)
+
+
 _STEP_FOLDER = re.compile(r"step_([0-9]{1,18})")
 
 

@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_profiler.events.vocabulary import depth
 from verl_profiler.reading.tables.schemas import REQUEST_PARTS
 from verl_profiler.render.visible import visible
 from verl_profiler.units import seconds
 from verl_profiler.views.text_tables import Rows, bar_table, facts, fitting_table
-from verl_profiler.views.timelines import depth
 
 _PARTS = (*REQUEST_PARTS, "other")
 _STAGES = ("queue", "prefill", "decode")

@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_profiler.analysis.selection import Rows, Steps, grouped
 from verl_profiler.analysis.timelines import UNIT_US, Bounds, chosen_timelines
-from verl_profiler.events.vocabulary import EVENTS
+from verl_profiler.events.vocabulary import depth
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.render.colors import color
 from verl_profiler.render.frames import frame, short_text
@@ -110,9 +110,3 @@ def _lane(lane: dict[str, Any], stalls: Rows, names: _Names) -> dict[str, Any]:
             for row in stalls
         ]
     return shown
-
-
-def depth(event: str) -> int:
-    """Count the events that contain this one."""
-    known = EVENTS.get(event)
-    return 0 if known is None or known.parent is None else 1 + depth(known.parent)

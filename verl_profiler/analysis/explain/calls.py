@@ -18,11 +18,11 @@ from verl_profiler.reading.tables.tables import Tables
 __all__ = [
     "CROWDED",
     "CROWDED_CALLS",
+    "ENGINE_TIMES",
     "Prompt",
     "Recorded",
     "Stops",
     "by_call",
-    "engine_interval",
     "kv_tokens",
     "parked_us",
     "peak",
@@ -116,35 +116,6 @@ def _served_us(calls: Rows, most: int) -> list[float]:
     return found
 
 
-def engine_interval(call: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the engine's interval of a generate call, on the client's clock.
-
-    If the server's interval does not fit into the client's (another host's clock), it is centered
-    in it.
-    """
-    begin, length = call["engine_begin_us"], min(call["engine_duration_us"], call["duration_us"])
-    if begin < call["begin_us"] or begin + length > call["end_us"]:
-        begin = call["begin_us"] + (call["duration_us"] - length) // 2
-    return begin, begin + length
-
-
-def _add_engine_times(call: dict[str, Any]) -> None:
-    """Add when a call arrived at its engine, and when that started, decoded and ended it.
-
-    These are arrived_us, started_us, decoding_us and ended_us.
-    """
-    begin, end = call["begin_us"], call["end_us"]
-    if call["engine_duration_us"] is not None:
-        begin, end = engine_interval(call)
-    begin = min(begin + (call.get("parked_us") or 0), end)
-    started = min(begin + (call["queue_us"] or 0), end)
-    decoding = min(started + (call["prefill_us"] or 0), end)
-    call |= {"arrived_us": begin, "started_us": started, "decoding_us": decoding}
-    # The server's span lasts until its event loop notices, when other calls already run.
-    decoded = decoding + call["decode_us"] if call["decode_us"] else end
-    call["ended_us"] = min(decoded, end)
-
-
 def recorded(tables: Tables, own: str) -> Recorded:
     """Read the requests that were trained on, their generate calls with the engine's times, and their tool calls.
 
@@ -152,10 +123,7 @@ def recorded(tables: Tables, own: str) -> Recorded:
         tables: Of the runs.
         own: SQL condition of the runs and steps.
     """
-    found = Recorded(*(tables.rows(query.format(own=own)) for query in (_REQUESTS, _CALLS, _TOOLS)))
-    for call in found.calls:
-        _add_engine_times(call)
-    return found
+    return Recorded(*(tables.rows(query.format(own=own)) for query in (_REQUESTS, _CALLS, _TOOLS)))
 
 
 def by_call(attempts: Iterable[dict[str, Any]]) -> list[Rows]:
@@ -376,6 +344,20 @@ def peak(
     return 0
 
 
+ENGINE_TIMES = """
+    least(coalesce(engine_duration_us, duration_us), duration_us) AS served_us,
+    -- On the client's clock: an interval that does not fit (another host's clock) is centered.
+    CASE WHEN engine_begin_us BETWEEN begin_us AND end_us - served_us THEN engine_begin_us
+        ELSE begin_us + (duration_us - served_us) // 2 END AS from_us,
+    from_us + served_us AS until_us,
+    least(from_us + coalesce(parked_us, 0), until_us) AS arrived_us,
+    least(arrived_us + coalesce(queue_us, 0), until_us) AS started_us,
+    least(started_us + coalesce(prefill_us, 0), until_us) AS decoding_us,
+    -- The server's span lasts until its event loop notices, when other calls already run.
+    least(decoding_us + coalesce(nullif(decode_us, 0), until_us), until_us) AS ended_us
+"""
+"""SQL of when a generate call came to its engine, arrived in its queue, was started, decoded and ended."""
+
 _OWN = "NOT validate AND request_id IS NOT NULL AND {own}"
 _REQUESTS = """
 WITH waited AS (
@@ -445,6 +427,6 @@ WITH attempts AS MATERIALIZED (
         ANTI JOIN attempts USING (run, request_id, turn)
         LEFT JOIN cold USING (run, name, request_id, turn, begin_us)
 )
-SELECT *, coalesce(engine_name, server, 'unknown') AS replica FROM calls
+SELECT *, coalesce(engine_name, server, 'unknown') AS replica, {ENGINE_TIMES} FROM calls
 ORDER BY run, name, request_id, turn, attempt, begin_us
 """

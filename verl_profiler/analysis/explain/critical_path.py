@@ -8,17 +8,16 @@ of this chain; time that no event covers is `unexplained`.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.engine import REPLICA_NAMES
-from verl_profiler.analysis.explain.calls import engine_interval
+from verl_profiler.analysis.explain.calls import ENGINE_TIMES
+from verl_profiler.analysis.explain.device_time import swept
 from verl_profiler.analysis.explain.rules import BETWEEN, UNEXPLAINED
 from verl_profiler.analysis.selection import Rows, Steps, grouped, in_steps
 from verl_profiler.analysis.steps import OWN_SPANS, TIMED, step_gaps
-from verl_profiler.events.vocabulary import EVENTS
+from verl_profiler.events.vocabulary import depth
 from verl_profiler.reading.tables.derivations import STALL_NOTICED_US, SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
@@ -104,18 +103,29 @@ def between_segments(tables: Tables, steps: Steps) -> Rows:
 def _segments(chains: Iterable[tuple[tuple[str, int], list[_Span]]]) -> Rows:
     rows: Rows = []
     for (run, step), spans in chains:
-        for place, (begin, end, span) in enumerate(_swept(spans)):
-            rows.append(
-                {
-                    "run": run,
-                    "step": step,
-                    "place": place,
-                    "begin_s": (begin - spans[0].begin_us) / 1e6,
-                    "duration_s": (end - begin) / 1e6,
-                    **{key: getattr(span, key) for key in _Span._fields[3:]},
-                }
-            )
+        first, last = spans[0].begin_us, spans[0].end_us
+        inside = (
+            (max(begin, first), min(end, last), span)
+            for begin, end, span in swept(spans, _order, lambda span: span[3:])
+            if begin < last and end > first
+        )
+        rows += (
+            {
+                "run": run,
+                "step": step,
+                "place": place,
+                "begin_s": (begin - first) / 1e6,
+                "duration_s": (end - begin) / 1e6,
+                **{key: getattr(span, key) for key in _Span._fields[3:]},
+            }
+            for place, (begin, end, span) in enumerate(inside)
+        )
     return rows
+
+
+def _order(span: _Span) -> tuple[int, int, int, int]:
+    """Return what spans are ordered by, the innermost first."""
+    return -span.level, -span.begin_us, span.end_us - span.begin_us, -depth(span.event)
 
 
 def critical_path(tables: Tables, steps: Steps = None) -> Rows:
@@ -169,13 +179,10 @@ def _chains(tables: Tables, steps: Steps) -> Iterator[tuple[tuple[str, int], lis
         chains.setdefault((row["run"], row["step"]), [whole])
     if not chains:
         return
-    for query in (_timers(steps), _ranks(steps), _requests(steps)):
+    for query in (_timers(steps), _ranks(steps), _requests(steps), _engine_parts(steps)):
         for row in tables.rows(f"FROM ({query}) ORDER BY run, step, begin_us, end_us DESC, event"):
             if (row["run"], row["step"]) in chains:
                 chains[row["run"], row["step"]].append(_span(row))
-    for key, span in _engine_parts(tables, steps):
-        if key in chains:
-            chains[key].append(span)
     yield from chains.items()
 
 
@@ -296,73 +303,27 @@ def _requests(steps: Steps) -> str:
     """
 
 
-def _engine_parts(tables: Tables, steps: Steps) -> Iterator[tuple[tuple[str, int], _Span]]:
-    """Yield pause, queue, prefill and decode of the last request's engine calls, in sequence."""
-    for row in tables.rows(
-        f"""
-        SELECT l.run, l.step, 'gen' AS phase, c.begin_us, c.end_us, c.duration_us, c.turn, c.request_id,
-            coalesce(c.engine_name, c.name) AS name, coalesce(c.engine_name, c.server) AS what, c.engine_begin_us,
-            c.engine_duration_us, c.parked_us, c.queue_us, c.prefill_us, c.decode_us
-        FROM last_requests AS l JOIN engine_calls AS c ON c.run = l.run AND c.step = l.step
-            AND c.name = l.name AND NOT c.validate AND c.request_id = l.request_id
-        WHERE c.duration_us IS NOT NULL AND {in_steps(steps, "l.step")}
-        ORDER BY 1, 2, c.begin_us, c.end_us
-        """
-    ):
-        at, end = row["begin_us"], row["end_us"]
-        if row["engine_duration_us"] is not None:
-            at, end = engine_interval(row)
-        parts = [(_ENGINE, "engine", "engine_call", at, end)]
-        for part in ("parked", "queue", "prefill", "decode"):
-            until = min(at + (row[f"{part}_us"] or 0), end)
-            if until > at:
-                parts.append((_PART, part, part, at, until))
-                at = until
-        for level, category, event, begin_us, end_us in parts:
-            times = {"begin_us": begin_us, "end_us": end_us}
-            span = _span(row, level=level, category=category, event=event, **times)
-            yield (row["run"], row["step"]), span
-
-
-def _depth(event: str) -> int:
-    """Return the nesting depth of an event in the vocabulary."""
-    known = EVENTS.get(event)
-    return 0 if known is None or known.parent is None else 1 + _depth(known.parent)
-
-
-def _swept(spans: list[_Span]) -> Iterable[tuple[int, int, _Span]]:
-    """Split the first span at every change of the innermost open one; merge equal neighbors."""
-    first, last = spans[0].begin_us, spans[0].end_us
-    ordered = sorted(spans, key=lambda span: span.begin_us)
-    open_: list[tuple[tuple[int, int, int, int], int, _Span]] = []
-    result: list[tuple[int, int, _Span]] = []
-    moments = sorted(
-        {first, last}
-        | {min(max(moment, first), last) for span in spans for moment in (span[0], span[1])}
-    )
-    place = 0
-    for begin, end in pairwise(moments):
-        while place < len(ordered) and ordered[place].begin_us <= begin:
-            span = ordered[place]
-            heapq.heappush(
-                open_,
-                (
-                    (
-                        -span.level,
-                        -span.begin_us,
-                        span.end_us - span.begin_us,
-                        -_depth(span.event),
-                    ),
-                    place,
-                    span,
-                ),
-            )
-            place += 1
-        while open_[0][2].end_us <= begin:
-            heapq.heappop(open_)
-        span = open_[0][2]
-        if result and result[-1][2][3:] == span[3:]:
-            result[-1] = (result[-1][0], end, span)
-        else:
-            result.append((begin, end, span))
-    return result
+def _engine_parts(steps: Steps) -> str:
+    """Return the SQL of pause, queue, prefill and decode of the last request's engine calls, in sequence."""
+    return f"""
+        WITH served AS (
+            SELECT *, {ENGINE_TIMES} FROM (
+                SELECT l.run, l.step, c.begin_us, c.end_us, c.duration_us, c.turn, c.request_id,
+                    coalesce(c.engine_name, c.name) AS name, coalesce(c.engine_name, c.server) AS what,
+                    c.engine_begin_us, c.engine_duration_us, c.parked_us, c.queue_us, c.prefill_us, c.decode_us
+                FROM last_requests AS l JOIN engine_calls AS c ON c.run = l.run AND c.step = l.step
+                    AND c.name = l.name AND NOT c.validate AND c.request_id = l.request_id
+                WHERE c.duration_us IS NOT NULL AND {in_steps(steps, "l.step")})
+        )
+        SELECT run, step, 'gen' AS phase, name, request_id, turn, what, event,
+            if(event = 'engine_call', 'engine', event) AS category,
+            if(event = 'engine_call', {_ENGINE}, {_PART}) AS level, from_us AS begin_us, until_us AS end_us
+        FROM (
+            SELECT *, 'engine_call' AS event FROM served
+            UNION ALL SELECT * REPLACE (arrived_us AS until_us), 'parked' FROM served
+            UNION ALL SELECT * REPLACE (arrived_us AS from_us, started_us AS until_us), 'queue' FROM served
+            UNION ALL SELECT * REPLACE (started_us AS from_us, decoding_us AS until_us), 'prefill' FROM served
+            UNION ALL SELECT * REPLACE (decoding_us AS from_us, ended_us AS until_us), 'decode' FROM served
+                WHERE decode_us > 0
+        ) WHERE until_us > from_us
+    """

@@ -7,9 +7,11 @@ calls, whose time is divided evenly among them.  Nothing here depends on names o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from numpy import int64
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 
     Times = NDArray[int64]
 
-__all__ = ["Group", "Span", "innermost", "integrate"]
+__all__ = ["Group", "Span", "innermost", "integrate", "swept"]
+
+_Timed = TypeVar("_Timed", bound=tuple[Any, ...])
 
 # Of a replica that never runs so many calls at a time in a window, none are few.
 _MANY = 8
@@ -57,35 +61,42 @@ class Group:
 
 
 def innermost(spans: Iterable[Span]) -> list[Span]:
-    """Return who is innermost at each time: spans without overlaps, in order.
+    """Return what is innermost at each time: spans without overlaps, in order.
 
     Of spans that overlap without containing each other, the one that began later counts.
     """
-    found: list[Span] = []
-    open_: list[Span] = []
-    now = 0
+    last_first = reversed([*spans])
+    found = swept(last_first, lambda span: (-span.begin_us, span.end_us), lambda span: span.state)
+    return [Span(begin_us, end_us, span.state) for begin_us, end_us, span in found]
 
-    def until(time_us: int) -> None:
-        nonlocal now
-        while open_:
-            top = open_[-1]
-            end = min(top.end_us, time_us)
-            if end > now:
-                if found and found[-1].state == top.state and found[-1].end_us == now:
-                    found[-1] = Span(found[-1].begin_us, end, top.state)
-                else:
-                    found.append(Span(now, end, top.state))
-                now = end
-            if top.end_us > time_us:
-                return
-            open_.pop()
 
-    for span in sorted(spans, key=lambda each: (each.begin_us, -each.end_us)):
-        until(span.begin_us)
-        now = span.begin_us
-        if span.end_us > span.begin_us:
-            open_.append(span)
-    until(max((span.end_us for span in open_), default=0))
+def swept(
+    spans: Iterable[_Timed], order: Callable[[_Timed], Any], kind: Callable[[_Timed], Any]
+) -> list[tuple[int, int, _Timed]]:
+    """Return which of the spans that are open at a time is first in an order, from when until when.
+
+    Args:
+        spans: Each begins with its begin and its end.
+        order: What they are ordered by.
+        kind: Neighbors of the same kind are one.
+    """
+    ordered = sorted(spans, key=lambda span: span[0])
+    open_: list[tuple[Any, int, _Timed]] = []
+    found: list[tuple[int, int, _Timed]] = []
+    place = 0
+    for begin, end in pairwise(sorted({moment for span in ordered for moment in span[:2]})):
+        while place < len(ordered) and ordered[place][0] <= begin:
+            heapq.heappush(open_, (order(ordered[place]), place, ordered[place]))
+            place += 1
+        while open_ and open_[0][2][1] <= begin:
+            heapq.heappop(open_)
+        if not open_:
+            continue
+        span = open_[0][2]
+        if found and found[-1][1] == begin and kind(found[-1][2]) == kind(span):
+            found[-1] = (found[-1][0], end, span)
+        else:
+            found.append((begin, end, span))
     return found
 
 

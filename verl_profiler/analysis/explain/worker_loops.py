@@ -8,7 +8,7 @@ only the times at which the loop got to them, so the waits are part of the stage
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -40,12 +40,6 @@ class _Job:
     tool: str | None
     busy_us: float = 0.0
     chain_us: float = 0.0
-    ready_us: float = 0.0
-
-    @property
-    def known(self) -> bool:
-        """Whether it is recorded when the request was ready."""
-        return self.tool is None and self.earliest_us > float("-inf")
 
 
 def looped(
@@ -57,16 +51,19 @@ def looped(
     loop has more work than the mean one by `least_us`: balance saves no more than that.
     """
     # The returns are no work: most runs need no chains with them.
-    if _surplus_us(_by_worker(requests)) <= least_us:
+    busy_us = [sum(job.busy_us for job in own) for own in _by_worker(requests).values()]
+    if not busy_us or max(busy_us) - fmean(busy_us) <= least_us:
         return None
     chains = [_with_returns(request) for request in requests]
     jobs = _by_worker(chains)
     loads = {_LOOP + name: sum(job.busy_us for job in own) for name, own in jobs.items()}
     lengths = _tool_lengths(job for own in jobs.values() for job in own)
     for worker, own in jobs.items():
-        _set_ready(own, lengths)
         for job in own:
-            chains[job.request] = _in_loop(chains[job.request], job, _LOOP + worker)
+            # A request is dispatched with the others of its worker, when their work began.
+            answered_us = job.earliest_us + lengths.get(job.tool or "", 0.0)
+            ready_us = min(max(answered_us, job.chain_us), job.begin_us)
+            chains[job.request] = _in_loop(chains[job.request], job, ready_us, _LOOP + worker)
     return chains, loads
 
 
@@ -78,12 +75,6 @@ def _by_worker(requests: Iterable[Request]) -> dict[str, list[_Job]]:
     for own in jobs.values():
         _set_busy(own)
     return jobs
-
-
-def _surplus_us(jobs: Mapping[str, Sequence[_Job]]) -> float:
-    """Return how much more work the loop with most has than the mean one."""
-    loads = [sum(job.busy_us for job in own) for own in jobs.values()]
-    return max(loads) - fmean(loads) if loads else 0.0
 
 
 def _with_returns(request: Request) -> Request:
@@ -159,34 +150,15 @@ def _tool_lengths(jobs: Iterable[_Job]) -> dict[str, float]:
     return {tool: median(each) for tool, each in lengths.items()}
 
 
-def _set_ready(jobs: Sequence[_Job], tool_lengths: Mapping[str, float]) -> None:
-    """Set when each job was ready for its loop.
-
-    What ran later was ready later: that bounds when a tool had answered.  Within that, it took as long as
-    without a wait.  A request is dispatched with the others of its worker, when their work began.
-    """
-    least_us = float("-inf")
-    for job in jobs:
-        job.ready_us = min(max(job.earliest_us, job.chain_us, least_us), job.begin_us)
-        if job.known:
-            least_us = job.ready_us
-    most_us = float("inf")
-    for job in reversed(jobs):
-        most_us = min(most_us, job.ready_us if job.known else job.begin_us)
-        if job.tool is not None:
-            answered_us = job.earliest_us + tool_lengths.get(job.tool, 0.0)
-            job.ready_us = max(job.ready_us, min(answered_us, most_us))
-
-
-def _in_loop(request: Request, job: _Job, loop: str) -> Request:
+def _in_loop(request: Request, job: _Job, ready_us: float, loop: str) -> Request:
     """Let a job wait for its loop; the wait is no longer the end of the stage before, or before the request."""
     stages = list(request.stages)
-    length_us = job.end_us - job.ready_us
+    length_us = job.end_us - ready_us
     served = job.busy_us / length_us if length_us else 1.0
     stages[job.stage] = Work(length_us, own=True, pool=loop, served=served)
     if not job.stage:
-        return request._replace(begin_us=job.ready_us, stages=tuple(stages))
-    stages[job.stage - 1] = _without_end(stages[job.stage - 1], job.begin_us - job.ready_us)
+        return request._replace(begin_us=ready_us, stages=tuple(stages))
+    stages[job.stage - 1] = _without_end(stages[job.stage - 1], job.begin_us - ready_us)
     return request._replace(stages=tuple(stages))
 
 
