@@ -45,8 +45,6 @@ from verl_profiler.analysis.explain.replica_speed import replica_speeds
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, grouped
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["RefusedError", "models"]
-
 # A replay repeats the cycle several times: of a longer run, its last steps are used.
 _STEPS = 40
 _CALLS = 3_000

@@ -15,24 +15,6 @@ from verl_profiler.analysis.explain.model import Call, Request, Stage, Tools, Wo
 from verl_profiler.analysis.selection import Rows, by_run, grouped
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = [
-    "CROWDED",
-    "CROWDED_CALLS",
-    "ENGINE_TIMES",
-    "Prompt",
-    "Recorded",
-    "Stops",
-    "by_call",
-    "kv_tokens",
-    "parked_us",
-    "peak",
-    "pools_of",
-    "prompts_of",
-    "recorded",
-    "requests_of",
-    "undivided_share",
-]
-
 # Waiting for at least this share of the computing is for a pool; so few calls or moments do not count.
 _WAITS, _IGNORED = 0.05, 0.01
 # When the replicas run no calls: begins and ends in microseconds, in order and without overlaps.

@@ -35,20 +35,6 @@ from verl_profiler.analysis.explain.speed import Speed, time_us
 from verl_profiler.analysis.explain.worker_loops import looped
 from verl_profiler.reading.quantiles import interpolated, least_values
 
-__all__ = [
-    "CHANGES",
-    "UNCHANGED",
-    "Change",
-    "Changed",
-    "Changing",
-    "changes_of",
-    "from_tokens",
-    "scaled",
-    "tools_of_length",
-    "without_build",
-    "without_queue",
-]
-
 UNCHANGED = "unchanged"
 # Minimum number of requests of a step for a 95th percentile.
 _ENOUGH = least_values(0.95)

@@ -18,8 +18,6 @@ from verl_profiler.analysis.explain.ledger import trainer_states
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, by_run, steps_of
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["EDGES", "critical_cycle", "cycle_bound"]
-
 # What each edge is, in the order in which people read them.
 EDGES = {
     "training": "log-probabilities, values, advantages, updates, rewards in the trainer",

@@ -21,13 +21,6 @@ from verl_profiler.events.vocabulary import depth
 from verl_profiler.reading.tables.derivations import STALL_NOTICED_US, SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = [
-    "between_segments",
-    "critical_path",
-    "critical_segments",
-    "path_categories",
-]
-
 _MIDDLE = "(r.begin_us + r.end_us) // 2"
 
 # Precedence of overlapping intervals: the highest level, then the latest start.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Times = NDArray[int64]
 
-__all__ = ["Group", "Span", "innermost", "integrate", "swept"]
-
 _Timed = TypeVar("_Timed", bound=tuple[Any, ...])
 
 # Of a replica that never runs so many calls at a time in a window, none are few.

@@ -15,8 +15,6 @@ from verl_profiler.analysis.explain.speed import Speed
 from verl_profiler.analysis.selection import grouped
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["PassTimes", "pass_times"]
-
 # Minimum number of rows and iterations, and minimum range of batches, for a fit; a fit whose rows deviate by
 # more than this (mean by time) is not used.
 _ROWS = 20

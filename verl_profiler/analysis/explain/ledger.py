@@ -18,20 +18,6 @@ from verl_profiler.reading.tables.tables import Tables
 if TYPE_CHECKING:
     from verl_profiler.analysis.explain.device_time import Times
 
-__all__ = [
-    "ACCOUNTS",
-    "POOLS",
-    "USEFUL",
-    "account_totals",
-    "bubble_ledger",
-    "by_timer",
-    "quoted",
-    "standalone_replicas",
-    "step_windows",
-    "trainer_devices",
-    "trainer_states",
-]
-
 # What each account is, in the order in which people read them.
 ACCOUNTS = {
     "training": "log-probabilities, values, updates in the trainer",

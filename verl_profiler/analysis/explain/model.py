@@ -16,26 +16,6 @@ from typing import Any, NamedTuple
 from verl_profiler.analysis.explain.replica_speed import Speeds
 from verl_profiler.analysis.explain.speed import Speed, time_us
 
-__all__ = [
-    "TRAINING",
-    "WEIGHT_SYNC",
-    "Call",
-    "Dispatch",
-    "Limits",
-    "Mark",
-    "Model",
-    "Operation",
-    "Request",
-    "Run",
-    "Stage",
-    "Take",
-    "Tools",
-    "Unit",
-    "Work",
-    "measured_us",
-    "tool_lengths",
-]
-
 TRAINING, WEIGHT_SYNC = "training", "weight_sync"
 # Replicas whose calls take this much more or less than the mean have about the same load.
 _ABOUT_THE_SAME = 0.15

@@ -51,8 +51,6 @@ from verl_profiler.analysis.selection import grouped
 from verl_profiler.reading.tables.derivations import GEN_TOLERANCE_US, SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["TOKEN_PART", "step_models"]
-
 # Poll interval of verl's replay buffer (0.9.1); used if its polls were not recorded.
 _POLL_US = 2_000_000
 # Queueing for at least this share of the engine's time may come from a concurrency limit; the limit

@@ -29,8 +29,6 @@ from verl_profiler.analysis.explain.model import (
 )
 from verl_profiler.analysis.explain.speed import times_by_load
 
-__all__ = ["Lengths", "lengths_us", "replay"]
-
 _NO_LIMITS = Limits()
 _NO_CALL = Call(0.0, 0.0, 0.0, 0.0, 0.0, None, None)
 # Times of a replay that differ by less than this are equal.

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 from verl_profiler.analysis.explain.iteration_times import PassTimes
 from verl_profiler.analysis.explain.speed import Speed, time_us, times_by_load
 
-__all__ = ["SLOWER", "Speeds", "replica_speeds"]
-
 SLOWER = 1.2
 """A replica is slower than the others if its time per token is higher by this factor."""
 

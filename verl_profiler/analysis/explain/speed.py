@@ -11,8 +11,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TypeAlias
 
-__all__ = ["BEYOND", "Speed", "grows_with_load", "time_us", "times_by_load"]
-
 Speed: TypeAlias = tuple[float, ...]
 
 # Time per token with n calls in a replica that never ran more than `most`, by assumption.  A forward pass

@@ -7,16 +7,6 @@ from collections.abc import Sequence
 from verl_profiler.analysis.selection import grouped, summed
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = [
-    "APART_US",
-    "KV_FULL",
-    "TOGETHER",
-    "among",
-    "memory_bound_steps",
-    "polls_of",
-    "uneven_us",
-]
-
 # From this share on, the KV cache counts as full.
 KV_FULL = 0.9
 

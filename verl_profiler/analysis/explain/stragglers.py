@@ -10,8 +10,6 @@ from verl_profiler.analysis.selection import Rows, Steps, in_steps
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS, caused_wait
 from verl_profiler.reading.tables.tables import Tables
 
-__all__ = ["REASONS", "straggler_requests", "stragglers"]
-
 # Why a request ended later than the median request of its step.
 REASONS: dict[str, str] = {
     "late": "they start later",

@@ -9,8 +9,6 @@ from typing import Any
 from verl_profiler.analysis.intervals import LEAST_STEPS, mean_difference
 from verl_profiler.analysis.selection import Rows
 
-__all__ = ["verified"]
-
 # Requests per step must match before and after for steps to be comparable; the tolerance.
 _ALIKE = 0.05
 # Minimum share of the predicted gain for the verdict `kept`.

@@ -35,17 +35,6 @@ from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 from verl_profiler.units import share
 
-__all__ = [
-    "LARGEST_ERROR",
-    "Cycle",
-    "asynchronous_what_if",
-    "chosen_steps",
-    "cycles",
-    "step_replays",
-    "synchronous_what_if",
-    "what_if",
-]
-
 # Relative standard errors of the model: of a saving, and of the speedup from lower load, in addition to
 # the fitted slope's error; the last where the engines' iterations were read.  Assumed;
 # benchmarks/bench_simulated_engines.py measures their coverage.

@@ -14,8 +14,6 @@ from statistics import fmean, median
 
 from verl_profiler.analysis.explain.model import Call, Request, Stage, Tools, Work, measured_us
 
-__all__ = ["looped"]
-
 # Work of a loop with shorter pauses is one busy time.
 _PAUSE_US = 1000.0
 # Stands for a tool: what a generate call takes before it arrives at its engine.
