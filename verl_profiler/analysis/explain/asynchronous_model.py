@@ -152,10 +152,7 @@ class _Rebuilding:
         for span in self.states:
             served = self._serves(span.state, served)
             if not served:
-                if found and found[-1][1] == span.begin_us:
-                    found[-1] = found[-1][0], span.end_us
-                else:
-                    found.append((span.begin_us, span.end_us))
+                found.append((span.begin_us, span.end_us))
         return found
 
     def model(self) -> Model:
@@ -166,6 +163,7 @@ class _Rebuilding:
         """
         operations, lags = self._operations()
         stops = self._stopped()
+        calls = by_call(self.attempts)
         groups = grouped(self.attempts, "replica")
         speeds = replica_speeds([groups], pass_times(self.tables).get(self.run, {}))
         most = {
@@ -187,7 +185,7 @@ class _Rebuilding:
         requests = iter(
             requests_of(
                 [row for uid in used for row in self.units[uid].requests],
-                by_call(self.attempts),
+                calls,
                 self.tools,
                 lambda row: row["begin_us"] - dispatched_us[row["uid"]],
                 stops=stops,
@@ -213,7 +211,7 @@ class _Rebuilding:
             redo=2 * sum(row["lost"] for row in self.attempts)
             > sum(row["aborted"] for row in self.attempts),
             aborts=any(row["aborted"] for row in self.attempts),
-            parked_us=parked_us(self.attempts, stops),
+            parked_us=parked_us(calls, stops),
             asynchronous=True,
             batch=sum(take.units for take in takes) / len(self.windows),
             standalone=self.standalone,
@@ -233,8 +231,13 @@ class _Rebuilding:
             for unit in self.units.values()
             if unit.ready_us is not None and unit.dropped_us is None
         )
+        takings = Counter(
+            unit.taken_us for unit in self.units.values() if unit.taken_us is not None
+        )
+        if not takings:
+            raise RefusedError("consumed samples are not recorded")
         before = 0
-        for at, number in sorted(self._takings().items()):
+        for at, number in sorted(takings.items()):
             before += number
             ready_us = ready[before - 1] if before <= len(ready) else at
             if not self.begin <= at < self.end:
@@ -288,12 +291,6 @@ class _Rebuilding:
                 cursor = at
             operations.append(Run(float(span.end_us - cursor), span.state, served))
         return operations, lags
-
-    def _takings(self) -> dict[int, int]:
-        found = Counter(unit.taken_us for unit in self.units.values() if unit.taken_us is not None)
-        if not found:
-            raise RefusedError("consumed samples are not recorded")
-        return found
 
     def _spans(self) -> list[Span]:
         """Return the trainer's states without gaps, cut where steps begin."""

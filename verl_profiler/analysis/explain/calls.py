@@ -11,6 +11,7 @@ from itertools import groupby, pairwise
 from statistics import correlation, median
 from typing import Any, NamedTuple
 
+from verl_profiler.analysis.explain.device_time import overlaps
 from verl_profiler.analysis.explain.model import Call, Request, Stage, Tools, Work
 from verl_profiler.analysis.selection import Rows, by_run, grouped
 from verl_profiler.reading.tables.tables import Tables
@@ -131,15 +132,9 @@ def prompts_of(tables: Tables, run: str, requests: Rows) -> dict[str, Prompt]:
     return prompts
 
 
-def _stopped_us(stops: Stops, begin_us: int, end_us: int) -> int:
+def _stopped_us(stops: Stops, begin_us: float, end_us: float) -> float:
     """Return how long the replicas were stopped between two times."""
-    total = 0
-    first = max(bisect_right(stops, (begin_us, 0)) - 1, 0)
-    for begin, end in stops[first:]:
-        if begin >= end_us:
-            break
-        total += max(min(end, end_us) - max(begin, begin_us), 0)
-    return total
+    return sum(us for _, us in overlaps(stops, begin_us, end_us))
 
 
 def kv_tokens(call: Mapping[str, Any]) -> int:
@@ -270,20 +265,13 @@ def _request(
     )
 
 
-def parked_us(attempts: Rows, stops: Stops) -> float:
+def parked_us(calls: Iterable[Rows], stops: Stops) -> float:
     """Return how long an interrupted call waits after the replicas run again (median)."""
     gaps = [
-        max(
-            after["begin_us"]
-            - row["end_us"]
-            - _stopped_us(stops, row["end_us"], after["begin_us"]),
-            0,
-        )
+        max(after["begin_us"] - end_us - _stopped_us(stops, end_us, after["begin_us"]), 0)
+        for attempts in calls
         for row, after in pairwise(attempts)
-        if after["attempt"]
-        and row["request_id"] == after["request_id"]
-        and row["turn"] == after["turn"]
-        and row["name"] == after["name"]
+        for end_us in [row["end_us"]]
     ]
     return float(median(gaps)) if gaps else 0.0
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, count
+from itertools import accumulate, cycle, pairwise
 from operator import is_
 from statistics import fmean, median
 from typing import Any, TypeGuard
@@ -192,26 +192,26 @@ def _cut(stages: Sequence[Stage], limit_us: float) -> tuple[Stage, ...]:
     return tuple(kept)
 
 
-def tools_of_length(length_of: Callable[[float, float], float]) -> Changing:
-    """Set each tool call's duration to `length_of` its duration and its tool's median."""
+def tools_of_length(
+    length_of: Callable[[float, float], float], only: str | None = None
+) -> Changing:
+    """Set the duration of each call of a tool, or of all, to `length_of` it and its tool's median."""
 
     def change(model: Model, models: Sequence[Model]) -> Changed | None:
         medians = model.tool_medians_us
-        return _tools(lambda tool, measured: length_of(measured, medians.get(tool, measured)))(
+
+        def changed(tool: str, us: float) -> float:
+            return us if only not in (None, tool) else length_of(us, medians.get(tool, us))
+
+        return _stages(lambda stage: stage.changed(changed) if isinstance(stage, Tools) else stage)(
             model, models
         )
 
     return change
 
 
-def _tools(length_of: Callable[[str, float], float]) -> Changing:
-    """Set each tool call's duration to `length_of` its tool and its duration."""
-    return _stages(lambda stage: stage.changed(length_of) if isinstance(stage, Tools) else stage)
-
-
-def _one_tool(name: str) -> Changing:
-    """Halve the calls of one tool."""
-    return _tools(lambda tool, measured: measured / 2 if tool == name else measured)
+def _halved(length_us: float, _: float) -> float:
+    return length_us / 2
 
 
 def without_build(request: Request) -> Request:
@@ -245,9 +245,7 @@ def without_queue(call: Call, part: float = 0.0) -> Call:
 def _no_queue(model: Model, models: Sequence[Model]) -> Changed | None:
     """Remove the time in the engine's queue from generate calls, and the limits that it comes from."""
     changed = _calls(without_queue)(model, models)
-    if changed is None or model.limits == Limits():
-        return changed
-    return Changed([replace(each, limits=Limits()) for each in changed.models])
+    return changed and _limits(lambda _: Limits())(changed.models[0], models)
 
 
 def _without_cold_prefill(call: Call) -> Call:
@@ -351,36 +349,29 @@ def _even_workers(model: Model, _: Sequence[Model]) -> Changed | None:
 
 
 def scaled(state: str, factor: float) -> Callable[[Model, Sequence[Model]], Changed]:
-    """Multiply what the trainer does in a state."""
+    """Multiply what the trainer does in a state, without the excess of stalled steps over the median."""
 
     def changed(model: Model, models: Sequence[Model]) -> Changed:
         known = [model] if model.asynchronous else models
-        return Changed([replace(model, operations=_with_lengths(model, known, state, factor))])
+        steps = [us for each in known for us in times_in(each, state) if us > 0]
+        usual = median(steps) if steps else 0.0
+        own = iter(times_in(model, state))
+        kept: list[Operation] = []
+        part = 1.0
+        for each in model.operations:
+            if isinstance(each, Mark):
+                step_us = next(own)
+                part = usual / step_us if step_us > _STALLED * usual else 1.0
+            if isinstance(each, Run) and each.state == state:
+                kept.append(each._replace(length_us=each.length_us * (1 + (factor - 1) * part)))
+            else:
+                kept.append(each)
+        return Changed([replace(model, operations=tuple(kept))])
 
     return changed
 
 
-def _with_lengths(
-    model: Model, models: Sequence[Model], state: str, factor: float
-) -> tuple[Operation, ...]:
-    """Multiply what the trainer does in a state, without the excess of stalled steps over the median."""
-    steps = [us for each in models for us in _times_in(each, state) if us > 0]
-    usual = median(steps) if steps else 0.0
-    own = iter(_times_in(model, state))
-    kept: list[Operation] = []
-    part = 1.0
-    for each in model.operations:
-        if isinstance(each, Mark):
-            step_us = next(own)
-            part = usual / step_us if step_us > _STALLED * usual else 1.0
-        elif isinstance(each, Run) and each.state == state:
-            kept.append(each._replace(length_us=each.length_us * (1 + (factor - 1) * part)))
-            continue
-        kept.append(each)
-    return tuple(kept)
-
-
-def _times_in(model: Model, state: str) -> list[float]:
+def times_in(model: Model, state: str) -> list[float]:
     """Return how long the trainer is in a state, in each step."""
     found: list[float] = []
     for each in model.operations:
@@ -394,18 +385,19 @@ def _times_in(model: Model, state: str) -> list[float]:
 def _in_flight(batches: int) -> Changing:
     """Move the limit by batches; how many samples would be dropped then is not recorded.
 
-    More samples are routed anew: with the recorded routes, repeated, a replica that had a little more work
-    would collect all of them.
+    More samples are routed anew, as verl's load balancer does: with the recorded routes, repeated, a replica that
+    had a little more work would collect all of them.
     """
 
     def changed(model: Model, _: Sequence[Model]) -> Changed | None:
         limit = model.limit + batches * max(round(model.batch), 1)
         if limit < 1 or any(unit.dropped for unit in model.units):
             return None
-        routing = "request" if batches > 0 and model.is_balanced() else None
+        if batches < 0:
+            return Changed([replace(model, limit=limit)])
         # Other routes than the recorded ones are not part of the change.
-        before = None if routing == model.routing else replace(model, routing=routing)
-        return Changed([replace(before or model, limit=limit)], before=before)
+        before = replace(model, routing="request")
+        return Changed([replace(before, limit=limit)], before=before)
 
     return changed
 
@@ -427,25 +419,20 @@ def _moved(replicas: int) -> Changing:
             most.pop(names[-1], None)
         base = replace(_spread(model, sorted(most)), most_running=most)
         trained, less = (
-            replace(
-                base,
-                operations=_with_lengths(
-                    model, [model], TRAINING, (model.trainer_devices / left) ** power
-                ),
-            )
+            scaled(TRAINING, (model.trainer_devices / left) ** power)(base, [base]).models
             for power in (1.0, _LEAST_SCALING)
         )
-        return Changed([trained], [less])
+        return Changed(trained, less)
 
     return changed
 
 
 def _spread(model: Model, names: Sequence[str]) -> Model:
     """Give every request one replica for all of its calls."""
-    number = count().__next__
+    turn = cycle(names)
 
     def on_one(request: Request) -> Request:
-        name = names[number() % len(names)]
+        name = next(turn)
         return _of_stages(
             request,
             (s._replace(replica=name) if isinstance(s, Call) else s for s in request.stages),
@@ -493,23 +480,17 @@ def _often_synced(model: Model) -> Model | None:
     if not model.standalone or model.rollouter:
         return None
     operations = model.operations
-    syncs = filter(_is_sync, operations)
+    count = len(operations)
     begins = [place for place, begins in enumerate(_syncs(operations)) if begins]
-    takes = [place for place, each in enumerate(operations) if isinstance(each, Take)]
-    if not begins or len(takes) < 2 * len(begins):
+    if not begins or sum(isinstance(each, Take) for each in operations) < 2 * len(begins):
         return None
-    length_us = sum(each.length_us for each in syncs) / len(begins)
+    length_us = sum(each.length_us for each in operations if _is_sync(each)) / len(begins)
     added: set[int] = set()
-    for first, last in zip([begins[-1] - len(operations), *begins], begins, strict=False):
-        # From the take after a sync to the next sync, over the end of the cycle.
-        inside = sorted(
-            place
-            for take in takes
-            for place in (take - len(operations), take)
-            if first < place < last
-        )
-        if len(inside) >= 2:
-            added.add(inside[len(inside) // 2] % len(operations))
+    for first, last in pairwise([*begins, begins[0] + count]):
+        places = (place % count for place in range(first, last))
+        takes = [place for place in places if isinstance(operations[place], Take)]
+        if len(takes) >= 2:
+            added.add(takes[len(takes) // 2])
     kept: list[Operation] = []
     for place, each in enumerate(operations):
         if place in added:
@@ -548,7 +529,7 @@ CHANGES: dict[str, Change] = {
     ),
     "tools_twice_as_fast": Change(
         "halve every tool call",
-        tools_of_length(lambda length, _: length / 2),
+        tools_of_length(_halved),
         asynchronous=True,
     ),
     "no_prompt_build": Change(
@@ -643,5 +624,5 @@ def changes_of(models: Sequence[Model]) -> dict[str, Change]:
         if name == "tools_twice_as_fast":
             for tool in tools:
                 about = f"halve every call of {tool[:_NAME]}"
-                found[f"tool_twice_as_fast:{tool}"] = Change(about, _one_tool(tool))
+                found[f"tool_twice_as_fast:{tool}"] = Change(about, tools_of_length(_halved, tool))
     return found

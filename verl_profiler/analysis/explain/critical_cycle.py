@@ -11,9 +11,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from verl_profiler.analysis.explain.device_time import Span
+from verl_profiler.analysis.explain.device_time import Span, overlaps
 from verl_profiler.analysis.explain.ledger import trainer_states
 from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, by_run, steps_of
 from verl_profiler.reading.tables.tables import Tables
@@ -35,18 +35,6 @@ _ROLLOUT = frozenset({"generating", "tools", "rollout_other", "noticing"})
 _TRAINER = {"unattributed": "trainer_other", "waiting_for_samples": "trainer_other"}
 
 
-class _Taking(NamedTuple):
-    """A moment at which the trainer took samples, and the one that was ready last."""
-
-    at_us: int
-    step: int
-    arrived_us: int
-    ready_us: int
-    dispatched_us: int | None
-    engine_us: int
-    tool_us: int
-
-
 def critical_cycle(tables: Tables, steps: Steps = None) -> Rows:
     """Divide the critical cycle of an asynchronous run into its edges.
 
@@ -61,35 +49,29 @@ def critical_cycle(tables: Tables, steps: Steps = None) -> Rows:
     steady = after_warm_up(tables, steps)
     rows: Rows = []
     for run, own in by_run(tables.rows(_TAKINGS)).items():
-        taken = [_Taking(*(row[name] for name in _Taking._fields)) for row in own]
-        states, window = trainer_states(tables, run), steps_of(steady, run)
-        last = [
-            place for place, each in enumerate(taken) if window is None or each.step <= window[1]
-        ]
-        first_step = taken[0].step if window is None else window[0]
-        if last:
-            rows += _walked(run, taken, last[-1], first_step, states)
+        window = steps_of(steady, run) or (own[0]["step"], own[-1]["step"])
+        taken = [row for row in own if row["step"] <= window[1]]
+        if taken:
+            rows += _walked(run, taken, window[0], trainer_states(tables, run))
     return rows
 
 
-def _walked(
-    run: str, taken: list[_Taking], place: int, first_step: int, states: list[Span]
-) -> Rows:
-    times = [each.at_us for each in taken]
-    last, spent = taken[place], dict.fromkeys(EDGES, 0)
-    while place > 0 and taken[place].step >= first_step:
+def _walked(run: str, taken: Rows, first_step: int, states: list[Span]) -> Rows:
+    """Walk back from the last moment at which the trainer took samples; each row has the sample that was ready last."""
+    times = [row["at_us"] for row in taken]
+    place, spent = len(taken) - 1, dict.fromkeys(EDGES, 0)
+    while place > 0 and taken[place]["step"] >= first_step:
         here = taken[place]
-        if here.ready_us > here.arrived_us and here.dispatched_us is not None:
+        before, until_us = place - 1, here["at_us"]
+        if here["ready_us"] > here["arrived_us"] and here["dispatched_us"] is not None:
             # The consumption before its dispatch: the trainer dispatches when it has taken samples.
             # One that was dispatched before the first consumption is followed back to that.
-            before = min(max(bisect_right(times, here.dispatched_us) - 1, 0), place - 1)
-            until_us = max(here.dispatched_us, times[before])
+            before = min(max(bisect_right(times, here["dispatched_us"]) - 1, 0), place - 1)
+            until_us = max(here["dispatched_us"], times[before])
             _add_rollout(spent, here, until_us)
-        else:
-            before, until_us = place - 1, here.at_us
         _add_trainer(spent, states, times[before], until_us)
         place = before
-    passed = last.step - taken[place].step
+    passed = taken[-1]["step"] - taken[place]["step"]
     if passed <= 0:
         return []
     total = sum(spent.values())
@@ -108,31 +90,25 @@ def _walked(
     ]
 
 
-def _add_rollout(spent: dict[str, int], here: _Taking, begin_us: int) -> None:
+def _add_rollout(spent: dict[str, int], here: Mapping[str, Any], begin_us: int) -> None:
     """Add the time of a sample from `begin_us`, at its dispatch or later, until it is taken."""
-    whole = max(here.ready_us - (here.dispatched_us or begin_us), 1)
-    lasted = max(here.ready_us - begin_us, 0)
+    whole = max(here["ready_us"] - here["dispatched_us"], 1)
+    lasted = max(here["ready_us"] - begin_us, 0)
     # Parallel calls of one request may last longer than it does.
-    generating = min(here.engine_us * lasted // whole, lasted)
-    tools = min(here.tool_us * lasted // whole, lasted - generating)
+    generating = min(here["engine_us"] * lasted // whole, lasted)
+    tools = min(here["tool_us"] * lasted // whole, lasted - generating)
     spent["generating"] += generating
     spent["tools"] += tools
     spent["rollout_other"] += lasted - generating - tools
-    spent["noticing"] += here.at_us - max(here.ready_us, begin_us)
+    spent["noticing"] += here["at_us"] - max(here["ready_us"], begin_us)
 
 
 def _add_trainer(spent: dict[str, int], states: list[Span], begin_us: int, end_us: int) -> None:
     """Add the trainer's states between two times."""
-    covered = 0
-    first = max(bisect_right(states, begin_us, key=lambda span: span.begin_us) - 1, 0)
-    for span in states[first:]:
-        if span.begin_us >= end_us:
-            break
-        length = min(span.end_us, end_us) - max(span.begin_us, begin_us)
-        if length > 0:
-            spent[_TRAINER.get(span.state, span.state)] += length
-            covered += length
-    spent["trainer_other"] += max(end_us - begin_us, 0) - covered
+    spent["trainer_other"] += max(end_us - begin_us, 0)
+    for span, length_us in overlaps(states, begin_us, end_us):
+        spent[_TRAINER.get(span.state, span.state)] += round(length_us)
+        spent["trainer_other"] -= round(length_us)
 
 
 def cycle_bound(rows: Iterable[Mapping[str, Any]]) -> str:

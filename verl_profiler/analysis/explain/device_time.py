@@ -8,9 +8,10 @@ calls, whose time is divided evenly among them.  Nothing here depends on names o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
@@ -56,6 +57,17 @@ class Group:
     yields: frozenset[str] | None = None
     otherwise: str = "unattributed"
     few: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def overlaps(
+    spans: Sequence[_Timed], begin_us: float, end_us: float
+) -> Iterator[tuple[_Timed, float]]:
+    """Yield those of spans without overlaps, in order, that lie between two times, and for how long."""
+    first = max(bisect_right(spans, begin_us, key=lambda span: span[0]) - 1, 0)
+    for span in takewhile(lambda span: span[0] < end_us, spans[first:]):
+        length_us = min(span[1], end_us) - max(span[0], begin_us)
+        if length_us > 0:
+            yield span, length_us
 
 
 def innermost(spans: Iterable[Span]) -> list[Span]:

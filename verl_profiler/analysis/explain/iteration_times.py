@@ -25,8 +25,7 @@ _MOST_OFF = 0.4
 # were above: a slope from fewer would be noise, and decide about all higher batches.
 _BENDS = (0.5, 0.75)
 _ABOVE = 0.05
-# Columns of a fit without bends; bends must explain this share of its squared residuals.
-_STRAIGHT = 4
+# Bends must explain this share of the squared residuals of a fit without them.
 _BETTER = 0.05
 
 
@@ -76,37 +75,32 @@ def pass_times(tables: Tables, fitted_rows: int = 20_000) -> dict[str, dict[str,
 
 
 def _fitted(rows: Sequence[Mapping[str, Any]]) -> PassTimes | None:
-    batches = [row["decode_requests"] / row["iterations"] for row in rows]
-    iterations = sum(row["iterations"] for row in rows)
-    decoding = [batch for batch in batches if batch >= 1]
-    if len(rows) < _ROWS or iterations < _ITERATIONS or not decoding:
-        return None
-    if max(decoding) < _BATCH_RATIO * min(decoding):
-        return None
     # Imported here because few commands need them; scipy has no types.
     np: Any = importlib.import_module("numpy")
     nnls = importlib.import_module("scipy.optimize").nnls
-    bends = _bends(rows, batches)
-    columns = [
-        [row["iterations"] for row in rows],
-        [row["decode_requests"] for row in rows],
-        [row["context_tokens"] for row in rows],
-        [row["prefill_tokens"] for row in rows],
-        *(
-            [
-                row["iterations"] * max(batch - bend, 0.0)
-                for row, batch in zip(rows, batches, strict=True)
-            ]
-            for bend in bends
-        ),
+    names = ("iterations", "decode_requests", "context_tokens", "prefill_tokens")
+    sums = [np.array([row[name] for row in rows], dtype=float) for name in names]
+    iterations, decoded, context, _ = sums
+    batches = decoded / iterations
+    decoding = batches[batches >= 1]
+    if len(rows) < _ROWS or iterations.sum() < _ITERATIONS or not len(decoding):
+        return None
+    if decoding.max() < _BATCH_RATIO * decoding.min():
+        return None
+    # The batches at which the curve may bend.
+    bends = [
+        bend
+        for bend in (part * float(batches.max()) for part in _BENDS)
+        if bend >= 1 and iterations[batches > bend].sum() >= _ABOVE * iterations.sum()
     ]
+    bent = [iterations * np.maximum(batches - bend, 0.0) for bend in bends]
+    values = np.stack([*sums, *bent], axis=1)
     busy = np.array([row["busy_us"] for row in rows], dtype=float)
-    values = np.array(columns, dtype=float).T
     # The variance of a row's time grows with it.
     weights = 1 / np.sqrt(busy)
     scale = np.maximum(np.abs(values).max(axis=0), 1e-12)
     scaled, wanted = values / scale * weights[:, None], busy * weights
-    straight, rest = nnls(scaled[:, :_STRAIGHT], wanted)
+    straight, rest = nnls(scaled[:, : len(sums)], wanted)
     answer, bent_rest = nnls(scaled, wanted)
     if bent_rest**2 > (1 - _BETTER) * rest**2:
         answer = np.concatenate([straight, np.zeros(len(bends))])
@@ -114,25 +108,8 @@ def _fitted(rows: Sequence[Mapping[str, Any]]) -> PassTimes | None:
     off = float(np.abs(values @ each - busy).sum() / busy.sum())
     if off > _MOST_OFF or not each[:3].any():
         return None
-    decoded = sum(row["decode_requests"] for row in rows)
-    context = sum(row["context_tokens"] for row in rows) / max(decoded, 1)
     a, b, per_context, per_prompt, *more = (float(value) for value in each)
     curve = [value for pair in zip(bends, more, strict=True) if pair[1] for value in pair]
-    speed = (a, b + per_context * context, *curve)
-    most = max(round(max(decoding)), 1)
-    return PassTimes(speed, per_prompt, most, off, decoded * rows[0]["every"])
-
-
-def _bends(rows: Sequence[Mapping[str, Any]], batches: Sequence[float]) -> list[float]:
-    """Return the batches at which the curve may bend."""
-    highest = max(batches)
-    iterations = sum(row["iterations"] for row in rows)
-    found: list[float] = []
-    for part in _BENDS:
-        bend = part * highest
-        above = sum(
-            row["iterations"] for row, batch in zip(rows, batches, strict=True) if batch > bend
-        )
-        if bend >= 1 and above >= _ABOVE * iterations:
-            found.append(bend)
-    return found
+    speed = (a, b + per_context * float(context.sum() / max(decoded.sum(), 1)), *curve)
+    most = max(round(float(decoding.max())), 1)
+    return PassTimes(speed, per_prompt, most, off, int(decoded.sum()) * rows[0]["every"])

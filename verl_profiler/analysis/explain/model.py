@@ -14,11 +14,9 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from verl_profiler.analysis.explain.replica_speed import Speeds
-from verl_profiler.analysis.explain.speed import Speed, time_us
+from verl_profiler.analysis.explain.speed import Speed
 
 TRAINING, WEIGHT_SYNC = "training", "weight_sync"
-# Replicas whose calls take this much more or less than the mean have about the same load.
-_ABOUT_THE_SAME = 0.15
 
 
 class Call(NamedTuple):
@@ -295,16 +293,6 @@ class Model:
             return self.with_requests([change(request) for request in self.requests])
         units = (unit._replace(requests=tuple(map(change, unit.requests))) for unit in self.units)
         return replace(self, units=tuple(units))
-
-    def is_balanced(self) -> bool:
-        """Return whether the replicas have about the same work, in time that it takes them alone."""
-        work = dict.fromkeys(self.most_running, 0.0)
-        for request in self.requests:
-            for stage in request.stages:
-                if isinstance(stage, Call) and stage.replica is not None:
-                    work[stage.replica] += stage.work * time_us(self.speed_of(stage.replica), 1)
-        mean = sum(work.values()) / max(len(work), 1)
-        return all(abs(each - mean) <= _ABOUT_THE_SAME * mean for each in work.values())
 
 
 def tool_lengths(models: Iterable[Model]) -> dict[str, list[float]]:

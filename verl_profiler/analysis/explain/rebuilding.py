@@ -47,7 +47,7 @@ from verl_profiler.analysis.explain.step_rows import (
     polls_of,
     uneven_us,
 )
-from verl_profiler.analysis.selection import grouped
+from verl_profiler.analysis.selection import by_run, grouped
 from verl_profiler.reading.tables.derivations import GEN_TOLERANCE_US, SYNCHRONOUS
 from verl_profiler.reading.tables.tables import Tables
 
@@ -100,51 +100,53 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[Model]:
         """
     )
     rows = recorded(tables, within)
-    pools = pools_of(tables, within, rows.tools)
     finished = (row for row in rows.requests if row["finished"] and row["request_id"] is not None)
-    calls, tools = (grouped(own, "run", "step") for own in rows[1:])
-    rollouts = {
-        key: Recorded(own, calls.get(key, []), tools.get(key, []))
-        for key, own in grouped(finished, "run", "step").items()
-    }
-    poll_times = polls_of(tables, steps)
-    uneven = uneven_us(tables, steps)
-    runs = dict.fromkeys(run for run, _ in rollouts)
-    prepared = {
-        # Those whose engine's interval is known.
-        key: grouped((c for c in own.calls if c["engine_duration_us"] is not None), "replica")
-        for key, own in rollouts.items()
-    }
-    passes = pass_times(tables)
-    speeds = {
-        run: replica_speeds(
-            [groups for key, groups in prepared.items() if key[0] == run], passes.get(run, {})
-        )
-        for run in runs
-    }
-    memory_bound = memory_bound_steps(tables, steps)
-    models: list[Model] = []
-    for whole in wholes:
-        key = whole["run"], whole["step"]
-        models.append(
+    requests, calls, tools = (grouped(own, "run", "step") for own in (finished, *rows[1:]))
+    pools = pools_of(tables, within, rows.tools)
+    polls, uneven = polls_of(tables, steps), uneven_us(tables, steps)
+    memory_bound, passes = memory_bound_steps(tables, steps), pass_times(tables)
+    found: list[Model] = []
+    for run, own in by_run(wholes).items():
+        keys = [(run, whole["step"]) for whole in own]
+        rollouts = [
+            Recorded(requests.get(key, []), calls.get(key, []), tools.get(key, [])) for key in keys
+        ]
+        # Those whose engine's interval is known, of each replica.
+        groups = [
+            grouped((c for c in each.calls if c["engine_duration_us"] is not None), "replica")
+            for each in rollouts
+        ]
+        known = [group for group, each in zip(groups, rollouts, strict=True) if each.requests]
+        speeds = replica_speeds(known, passes.get(run, {}))
+        models = [
             _model(
                 whole,
-                rollouts.get(key),
-                speeds.get(key[0], Speeds()),
-                prepared.get(key, {}),
-                poll_times.get(key, []),
-                uneven.get(key, 0.0),
-                pools.get(key[0], {}),
+                rollout,
+                group,
+                speeds,
+                polls.get(key, []),
+                pools.get(run, {}),
                 memory_bound=key in memory_bound,
             )
+            for key, whole, rollout, group in zip(keys, own, rollouts, groups, strict=True)
+        ]
+        after = _after_token_us(
+            [
+                (model.tokens, float(whole["after_us"]))
+                for model, whole in zip(models, own, strict=True)
+                if model.requests
+            ]
         )
-    found: list[Model] = []
-    after_us = {(row["run"], row["step"]): float(row["after_us"]) for row in wholes}
-    for run in dict.fromkeys(model.run for model in models):
-        own = [model for model in models if model.run == run]
-        after = _after_token_us([(m.tokens, after_us[run, m.steps[0]]) for m in own if m.requests])
-        medians = {tool: median(lengths) for tool, lengths in tool_lengths(own).items()}
-        found += [replace(m, after_token_us=after, tool_medians_us=medians) for m in own]
+        medians = {tool: median(lengths) for tool, lengths in tool_lengths(models).items()}
+        found += (
+            replace(
+                model,
+                uneven_us=uneven.get(key, 0.0),
+                after_token_us=after,
+                tool_medians_us=medians,
+            )
+            for key, model in zip(keys, models, strict=True)
+        )
     return found
 
 
@@ -180,11 +182,10 @@ def _after_token_us(steps: Sequence[tuple[float, float]]) -> tuple[float, float]
 
 def _model(
     whole: Mapping[str, Any],
-    rollout: Recorded | None,
-    speeds: Speeds,
+    rollout: Recorded,
     groups: Mapping[str, Sequence[dict[str, Any]]],
+    speeds: Speeds,
     poll_times: Sequence[int],
-    uneven_us: float,
     pools: Mapping[str, int],
     *,
     memory_bound: bool,
@@ -192,13 +193,17 @@ def _model(
     """Return the model of a step, with the rollout if `gen` waited for requests."""
     begin, gen_end = whole["begin_us"], whole["gen_end_us"]
     duration, weights_us = whole["duration_us"], float(whole["weights_us"])
-    seen: list[dict[str, Any]] = []
-    if rollout is not None and gen_end is not None:
-        seen = [r for r in rollout.requests if r["end_us"] <= gen_end + GEN_TOLERANCE_US]
     weights = Run(weights_us, WEIGHT_SYNC)
-    if not seen or rollout is None:
-        operations = Mark(0), Run(duration - weights_us), weights
-        return Model(whole["run"], (whole["step"],), (duration,), operations, uneven_us=uneven_us)
+    empty = Model(
+        whole["run"],
+        (whole["step"],),
+        (duration,),
+        (Mark(0), Run(duration - weights_us), weights),
+    )
+    until_us = -1 if gen_end is None else gen_end + GEN_TOLERANCE_US
+    seen = [row for row in rollout.requests if row["end_us"] <= until_us]
+    if not seen:
+        return empty
     last = max(row["end_us"] for row in seen)
     wait_end = max(whole["wait_end_us"] or gen_end, last)
     polled, poll = _polled(poll_times, whole["wait_begin_us"], wait_end, last)
@@ -207,14 +212,11 @@ def _model(
         1, wait_end - (polled[-1] if polled else last), tuple(at - begin for at in polled), poll
     )
     after = Run(begin + duration - wait_end - weights_us)
-    empty = Model(
-        whole["run"],
-        (whole["step"],),
-        (duration,),
-        (Mark(0), Dispatch(), took, after, weights),
+    waiting = replace(
+        empty,
+        operations=(Mark(0), Dispatch(), took, after, weights),
         speeds=speeds,
         peak=most,
-        uneven_us=uneven_us,
         undivided_share=undivided_share(rollout.calls),
     )
 
@@ -226,7 +228,7 @@ def _model(
             lambda row: row["begin_us"] - begin,
             queued=limits is None,
         )
-        return replace(empty.with_requests(requests), limits=limits or Limits(), pools=pools)
+        return replace(waiting.with_requests(requests), limits=limits or Limits(), pools=pools)
 
     free = with_requests()
     measured_us = lengths_us(replace(free, pools={}), polls=False)[0]

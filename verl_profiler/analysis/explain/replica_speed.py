@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from verl_profiler.analysis.explain.iteration_times import PassTimes
 from verl_profiler.analysis.explain.speed import Speed, time_us, times_by_load
@@ -48,12 +51,10 @@ class Speeds(NamedTuple):
     most_read: Mapping[str, int] = {}
 
 
-class _Seen(NamedTuple):
-    """One call: mean load of its forward passes, its tokens, its decoding time."""
-
-    load: float
-    tokens: float
-    time_us: float
+# Of each call in a row: mean load of its forward passes, its tokens, its decoding time in microseconds.
+_Seen: TypeAlias = "NDArray[np.float64]"
+# The calls of a replica in a step, by its name.
+_Groups: TypeAlias = Sequence[tuple[str, Sequence[dict[str, Any]]]]
 
 
 def replica_speeds(
@@ -67,40 +68,37 @@ def replica_speeds(
         steps: The calls of each step by replica, of one run.
         passes: By replica, as `pass_times` returns them.
     """
-    return _speeds_of_passes(steps, passes) or _speeds_of_calls(steps)
+    groups = [(replica, group) for each in steps for replica, group in each.items()]
+    return _speeds_of_passes(groups, passes) or _speeds_of_calls(groups)
 
 
-def _speeds_of_calls(steps: Sequence[Mapping[str, Sequence[dict[str, Any]]]]) -> Speeds:
+def _speeds_of_calls(groups: _Groups) -> Speeds:
     """Fit how load slows replicas down, over all steps, and the work of each call.
 
-    Adds `work` to the calls.  A forward pass generates one token per call, so the relevant load is
+    A forward pass generates one token per call, so the relevant load is
     the mean over passes; the mean over time is higher, as passes with many calls take longer.
-
-    Args:
-        steps: The calls of each step by replica, of one run.
     """
     found = Speeds()
     for _ in range(_ROUNDS):
-        seen: dict[str, list[_Seen]] = {}
-        for groups in steps:
-            for replica, group in groups.items():
-                speed = found.slowness_of.get(replica, found.slowness)
-                _integrate(group, speed, by_load=True)
-                loads = [call["work"] for call in group]
-                _integrate(group, speed)
-                known = seen.setdefault(replica, [])
-                known += [
-                    _Seen(load / call["work"], _decoded_tokens(call), _decoded_us(call))
-                    for load, call in zip(loads, group, strict=True)
-                    if _decoded_us(call) > 0 and (call["response_tokens"] or 0) > 1
-                ]
-        found = _fitted(seen)
+        seen: dict[str, list[tuple[float, int, float]]] = {}
+        for replica, group in groups:
+            speed = found.slowness_of.get(replica, found.slowness)
+            _integrate(group, speed, by_load=True)
+            loads = [call["work"] for call in group]
+            _integrate(group, speed)
+            seen.setdefault(replica, []).extend(
+                (load / call["work"], _decoded_tokens(call), call["ended_us"] - call["decoding_us"])
+                for load, call in zip(loads, group, strict=True)
+                if call["ended_us"] > call["decoding_us"] and (call["response_tokens"] or 0) > 1
+            )
+        if not any(seen.values()):
+            break
+        columns = {name: [*zip(*own, strict=True)] or [()] * 3 for name, own in seen.items()}
+        found = _fitted({name: np.array(own, np.float64) for name, own in columns.items()})
         if not found.slowness[1]:
             break
-    for groups in steps:
-        for replica, group in groups.items():
-            speed = found.slowness_of.get(replica, found.slowness)
-            _integrate(group, speed)
+    for replica, group in groups:
+        _integrate(group, found.slowness_of.get(replica, found.slowness))
     return found
 
 
@@ -110,35 +108,27 @@ _DURING_PREFILL = (0.0, 0.25, 0.5, 0.75, 1.0)
 _READ = 0.7
 
 
-def _speeds_of_passes(
-    steps: Sequence[Mapping[str, Sequence[dict[str, Any]]]], passes: Mapping[str, PassTimes]
-) -> Speeds | None:
+def _speeds_of_passes(groups: _Groups, passes: Mapping[str, PassTimes]) -> Speeds | None:
     """Take the speeds of replicas from their iterations, and the work of each call: its passes.
 
-    Adds `work` and `own_prefill_us` to the calls.  Decoding is slower while another call is in prefill, by the factor with which
+    Adds `own_prefill_us` to the calls.  Decoding is slower while another call is in prefill, by the factor with which
     calls of as many tokens take the most equal numbers of passes.
-
-    Args:
-        steps: The calls of each step by replica, of one run.
-        passes: By replica, as `pass_times` returns them.
 
     Returns:
         None, without any change, if the iterations of a replica were not read, or too few of them.
     """
     tokens = dict.fromkeys(passes, 0)
-    for groups in steps:
-        for replica, group in groups.items():
-            if replica not in passes:
-                return None
-            tokens[replica] += sum(call["response_tokens"] or 0 for call in group)
+    for replica, group in groups:
+        if replica not in passes:
+            return None
+        tokens[replica] += sum(call["response_tokens"] or 0 for call in group)
     used = {name: each for name, each in passes.items() if tokens[name]}
     if not used or any(each.decoded < _READ * tokens[name] for name, each in used.items()):
         return None
-    _, share = min((_unequal(steps, passes, share), share) for share in _DURING_PREFILL)
-    for groups in steps:
-        for replica, group in groups.items():
-            _integrate(group, passes[replica].speed, share)
-            _share_prefill(group, passes[replica].prefill_token_us)
+    _, share = min((_unequal(groups, passes, share), share) for share in _DURING_PREFILL)
+    for replica, group in groups:
+        _integrate(group, passes[replica].speed, share)
+        _share_prefill(group, passes[replica].prefill_token_us)
     slowest = max(used, key=lambda name: time_us(used[name].speed, used[name].most))
     return Speeds(
         used[slowest].speed,
@@ -169,21 +159,16 @@ def _share_prefill(calls: Sequence[dict[str, Any]], token_us: float) -> None:
             end_us = max(end_us, call["decoding_us"])
 
 
-def _unequal(
-    steps: Sequence[Mapping[str, Sequence[dict[str, Any]]]],
-    passes: Mapping[str, PassTimes],
-    share: float,
-) -> float:
+def _unequal(groups: _Groups, passes: Mapping[str, PassTimes], share: float) -> float:
     """Return how much the calls' passes per token differ, relative to their mean."""
     works: list[tuple[float, float]] = []
-    for groups in steps:
-        for replica, group in groups.items():
-            _integrate(group, passes[replica].speed, share)
-            works += [
-                (call["work"], _decoded_tokens(call))
-                for call in group
-                if (call["response_tokens"] or 0) > 1
-            ]
+    for replica, group in groups:
+        _integrate(group, passes[replica].speed, share)
+        works += [
+            (call["work"], _decoded_tokens(call))
+            for call in group
+            if (call["response_tokens"] or 0) > 1
+        ]
     tokens = sum(each for _, each in works)
     mean = sum(work for work, _ in works) / tokens if tokens else 0.0
     if not mean:
@@ -191,87 +176,58 @@ def _unequal(
     return sum(abs(work - mean * each) for work, each in works) / (mean * tokens)
 
 
-def _decoded_us(call: Mapping[str, Any]) -> float:
-    return call["ended_us"] - call["decoding_us"]
-
-
 def _decoded_tokens(call: Mapping[str, Any]) -> int:
     # The first token belongs to prefill, if known.
     return call["response_tokens"] - (call["prefill_us"] is not None)
 
 
-def _fitted(seen: Mapping[str, Sequence[_Seen]]) -> Speeds:
+def _fitted(seen: Mapping[str, _Seen]) -> Speeds:
     """Fit time per token = a + b load to all replicas, with a factor per replica, then to each.
 
-    The replicas' factors and lines are shrunk towards their common value.
+    The replicas' factors and lines are shrunk towards their common value, the lines with pseudo-observations.
     """
-    calls = [call for group in seen.values() for call in group]
-    tokens = sum(call.tokens for call in calls)
-    if not tokens:
+    load, tokens, time_us = np.concatenate([*seen.values()], axis=1)
+    if not tokens.sum():
         return Speeds()
-    mean_us = sum(call.time_us for call in calls) / len(calls)
-    loads = [call.load for call in calls]
-    varied = len(calls) >= _FITTED_CALLS and max(loads) >= _LOAD_RATIO * min(loads)
+    count = len(load)
+    varied = count >= _FITTED_CALLS and load.max() >= _LOAD_RATIO * load.min()
+    prior_us = _SHRUNK_CALLS * time_us.mean()
     factors = dict.fromkeys(seen, 1.0)
-    line, error = (mean_us * len(calls) / tokens, 0.0), 0.0
+    line, error = (float(time_us.sum() / tokens.sum()), 0.0), 0.0
     for _ in range(_ROUNDS if len(seen) > 1 else 1):
-        scaled = [
-            call._replace(time_us=call.time_us / factors[replica])
-            for replica, group in seen.items()
-            for call in group
-        ]
-        line, error = _line(scaled, sloped=varied)
-        for replica, group in seen.items():
-            expected = sum(call.tokens * (line[0] + line[1] * call.load) for call in group)
-            prior = _SHRUNK_CALLS * mean_us
-            factors[replica] = (sum(call.time_us for call in group) + prior) / (expected + prior)
-    own = {
-        replica: _own_line(group, (factors[replica] * line[0], factors[replica] * line[1]), calls)
-        for replica, group in seen.items()
-    }
-    return Speeds(line, own, error, varied)
+        scaled = [own / [[1], [1], [factors[replica]]] for replica, own in seen.items()]
+        line, error = _line(np.concatenate(scaled, axis=1), sloped=varied)
+        for replica, own in seen.items():
+            expected_us = (own[1] * (line[0] + line[1] * own[0])).sum()
+            factors[replica] = float((own[2].sum() + prior_us) / (expected_us + prior_us))
+    lines: dict[str, Speed] = {}
+    for replica, own in seen.items():
+        a, b = lines[replica] = factors[replica] * line[0], factors[replica] * line[1]
+        if b:
+            some = tokens * _SHRUNK_CALLS / count
+            made = np.stack([load, some, some * (a + b * load)])
+            lines[replica], _ = _line(np.concatenate([own, made], axis=1), sloped=True)
+    return Speeds(line, lines, error, varied)
 
 
-def _line(calls: Sequence[_Seen], *, sloped: bool) -> tuple[tuple[float, float], float]:
+def _line(seen: _Seen, *, sloped: bool) -> tuple[tuple[float, float], float]:
     """Fit time per token = a + b load, weighted by tokens; b = 0 if load has no effect.
 
     Returns:
         (a, b), both non-negative; the relative standard error of b.
     """
-    tokens = sum(call.tokens for call in calls)
-    time_mean = sum(call.time_us for call in calls) / tokens
-    load_mean = sum(call.tokens * call.load for call in calls) / tokens
-    spread = sum(call.tokens * (call.load - load_mean) ** 2 for call in calls)
-    if not sloped or not spread:
-        return (time_mean, 0.0), 0.0
-    b = sum((c.load - load_mean) * (c.time_us - c.tokens * time_mean) for c in calls) / spread
+    load, tokens, time_us = seen
+    time_mean = float(time_us.sum() / tokens.sum())
+    load_mean = float((tokens * load).sum() / tokens.sum())
+    apart = load - load_mean
+    spread = float((tokens * apart**2).sum())
+    b = float((apart * (time_us - tokens * time_mean)).sum()) / spread if sloped and spread else 0.0
     if b * load_mean < 0.02 * time_mean:
         return (time_mean, 0.0), 0.0
     a = time_mean - b * load_mean
     # From the residuals (heteroscedastic), as scatter depends on length and load.
-    rests = sum(
-        ((c.load - load_mean) * (c.time_us - c.tokens * (a + b * c.load))) ** 2 for c in calls
-    )
-    error = rests**0.5 / spread / b
-    return ((a, b) if a > 0 else (0.0, time_mean / load_mean)), error
-
-
-def _own_line(
-    calls: Sequence[_Seen], prior: tuple[float, float], everybody: Sequence[_Seen]
-) -> tuple[float, float]:
-    """Fit a replica's line, with pseudo-observations from the prior's line."""
-    if not prior[1]:
-        return prior
-    share = _SHRUNK_CALLS / len(everybody)
-    made = [
-        _Seen(
-            call.load, call.tokens * share, call.tokens * share * (prior[0] + prior[1] * call.load)
-        )
-        for call in everybody
-    ]
-    both = [*calls, *made]
-    line, _ = _line(both, sloped=True)
-    return line
+    rests = float(((apart * (time_us - tokens * (a + b * load))) ** 2).sum())
+    return ((a, b) if a > 0 else (0.0, time_mean / load_mean)), rests**0.5 / spread / b
 
 
 def _integrate(

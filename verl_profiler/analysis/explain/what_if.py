@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -23,8 +22,9 @@ from verl_profiler.analysis.explain.changes import (
     changes_of,
     from_tokens,
     scaled,
+    times_in,
 )
-from verl_profiler.analysis.explain.model import TRAINING, Model, Request, Run, measured_us
+from verl_profiler.analysis.explain.model import TRAINING, Model, Request, measured_us
 from verl_profiler.analysis.explain.rebuilding import TOKEN_PART, step_models
 from verl_profiler.analysis.explain.replay import Lengths, replay
 from verl_profiler.analysis.explain.speed import grows_with_load
@@ -313,29 +313,18 @@ class Cycle:
         """Return how much shorter a step is with so much less of a state of the trainer; all of it without an answer."""
         if self.refused is not None or not less_s:
             return less_s
-        spent_us = sum(
-            each.length_us
-            for each in self.model.operations
-            if isinstance(each, Run) and each.state == state
-        )
+        spent_us = sum(times_in(self.model, state))
         part = min(less_s * 1e6 * len(self.model.steps) / max(spent_us, 1.0), 1.0)
-        if state == TRAINING:
-            saved = self.saved_with(self.model, part)
-        else:
-            operations = (
-                each._replace(length_us=(1 - part) * each.length_us)
-                if isinstance(each, Run) and each.state == state
-                else each
-                for each in self.model.operations
-            )
-            saved = self.saved_with(replace(self.model, operations=tuple(operations)))
+        saved = self.saved_with(self.model, part, state)
         # Steps get no shorter than by what the trainer does less.
         return min(max(fmean(saved.values()), 0.0), less_s) if saved else less_s
 
-    def saved_with(self, changed: Model, less_training: float = 0.0) -> dict[int, float]:
-        """Return what each step saves with the changed model, and with so much less of the training."""
-        if less_training:
-            changed = scaled(TRAINING, 1 - less_training)(changed, [changed]).models[0]
+    def saved_with(
+        self, changed: Model, less: float = 0.0, state: str = TRAINING
+    ) -> dict[int, float]:
+        """Return what each step saves with the changed model, and with so much less of a state of the trainer."""
+        if less:
+            changed = scaled(state, 1 - less)(changed, [changed]).models[0]
         saved = _saved_s(self.unchanged.us, _replayed(changed).us)
         return dict(zip(self.model.steps, saved, strict=True)) if saved else {}
 
