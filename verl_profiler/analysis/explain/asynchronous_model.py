@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from statistics import median, median_high
-from typing import Any
 
 from verl_profiler.analysis.explain.calls import (
     by_call,
@@ -22,7 +20,7 @@ from verl_profiler.analysis.explain.calls import (
     requests_of,
     undivided_share,
 )
-from verl_profiler.analysis.explain.device_time import Span
+from verl_profiler.analysis.explain.device_time import Span, swept
 from verl_profiler.analysis.explain.iteration_times import pass_times
 from verl_profiler.analysis.explain.ledger import (
     quoted,
@@ -37,12 +35,13 @@ from verl_profiler.analysis.explain.model import (
     Mark,
     Model,
     Operation,
+    Request,
     Run,
     Take,
     Unit,
 )
 from verl_profiler.analysis.explain.replica_speed import replica_speeds
-from verl_profiler.analysis.selection import Rows, Steps, after_warm_up, grouped
+from verl_profiler.analysis.selection import Steps, after_warm_up, grouped
 from verl_profiler.reading.tables.tables import Tables
 
 # A replay repeats the cycle several times: of a longer run, its last steps are used.
@@ -96,10 +95,11 @@ class _Rebuilding:
         own, devices = standalone_replicas(tables).get(run, ({}, 0.0))
         self.replica_devices = devices / len(own) if own else 0.0
         requests, self.attempts, self.tools = recorded(tables, f"run = {quoted(run)}")
-        self.units = prompts_of(tables, run, requests)
+        self.units = prompts_of(requests)
         self.windows = self._last(self._dispatching(windows))
         self.begin, self.end = self.windows[0][1], self.windows[-1][2]
-        names = {row["replica"] for row in self._inside(self.attempts)}
+        self.inside = [row for row in self.attempts if self.begin <= row["begin_us"] < self.end]
+        names = {row["replica"] for row in self.inside}
         if not names:
             raise RefusedError("generate calls are not recorded, or not assigned to requests")
         self.separate = bool(names & own.keys())
@@ -134,9 +134,6 @@ class _Rebuilding:
                 break
             chosen.pop(0)
         return chosen
-
-    def _inside(self, rows: Iterable[dict[str, Any]]) -> Rows:
-        return [row for row in rows if self.begin <= row["begin_us"] < self.end]
 
     def _serves(self, state: str, served: bool) -> bool:
         """Return whether replicas run calls in a state of the trainer, given the state before."""
@@ -182,22 +179,16 @@ class _Rebuilding:
         dispatched_us = {
             uid: self.units[uid].dispatched_us - lags.get(uid, typical) for uid in used
         }
-        requests = iter(
-            requests_of(
-                [row for uid in used for row in self.units[uid].requests],
-                calls,
-                self.tools,
-                lambda row: row["begin_us"] - dispatched_us[row["uid"]],
-                stops=stops,
-            )
-        )
-        units = [
-            Unit(
-                tuple(islice(requests, len(self.units[uid].requests))),
-                self.units[uid].dropped_us is not None,
-            )
-            for uid in used
-        ]
+        requests: dict[str | None, list[Request]] = defaultdict(list)
+        for request in requests_of(
+            [row for uid in used for row in self.units[uid].requests],
+            calls,
+            self.tools,
+            lambda row: row["begin_us"] - dispatched_us[row["uid"]],
+            stops=stops,
+        ):
+            requests[request.group].append(request)
+        units = [Unit(tuple(requests[uid]), self.units[uid].dropped_us is not None) for uid in used]
         takes = [each for each in operations if isinstance(each, Take)]
         return Model(
             self.run,
@@ -218,7 +209,7 @@ class _Rebuilding:
             rollouter=self.rollouter,
             trainer_devices=trainer_devices(self.tables).get(self.run, 0.0),
             replica_devices=self.replica_devices,
-            undivided_share=undivided_share(self._inside(self.attempts)),
+            undivided_share=undivided_share(self.inside),
         )
 
     def _operations(self) -> tuple[list[Operation], dict[str, float]]:
@@ -294,24 +285,12 @@ class _Rebuilding:
 
     def _spans(self) -> list[Span]:
         """Return the trainer's states without gaps, cut where steps begin."""
-        cuts = [begin for _, begin, _ in self.windows]
-        spans: list[Span] = []
-        cursor = self.begin
-
-        def add(end: int, state: str) -> None:
-            nonlocal cursor
-            for cut in [each for each in cuts if cursor < each < end] + [end]:
-                if cut > cursor:
-                    spans.append(Span(cursor, cut, state))
-                    cursor = cut
-
-        for span in self.states:
-            if span.end_us <= self.begin or span.begin_us >= self.end:
-                continue
-            add(min(span.begin_us, self.end), "unattributed")
-            add(min(span.end_us, self.end), span.state)
-        add(self.end, "unattributed")
-        return spans
+        steps = [(self.begin, self.end), *(window[1:] for window in self.windows)]
+        spans = [Span(begin_us, end_us, "unattributed") for begin_us, end_us in steps]
+        for begin_us, end_us, state in self.states:
+            spans.append(Span(max(begin_us, self.begin), min(end_us, self.end), state))
+        pieces = swept(spans, lambda span: span.state == "unattributed", lambda _: object())
+        return [Span(begin_us, end_us, span.state) for begin_us, end_us, span in pieces]
 
     def _limit(self) -> int:
         """Return how many units are in flight or wait when no more are dispatched: of the median step."""

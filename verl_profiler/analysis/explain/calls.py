@@ -6,7 +6,6 @@ import heapq
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 from statistics import correlation, median
 from typing import Any, NamedTuple
@@ -30,15 +29,14 @@ class Recorded(NamedTuple):
     tools: Rows
 
 
-@dataclass
-class Prompt:
+class Prompt(NamedTuple):
     """A prompt: its requests, when the last of them ended, and what became of it."""
 
     requests: Rows
     dispatched_us: int
     ready_us: int | None
-    taken_us: int | None = None
-    dropped_us: int | None = None
+    taken_us: int | None
+    dropped_us: int | None
 
 
 # Names of pools.
@@ -114,22 +112,19 @@ def by_call(attempts: Iterable[dict[str, Any]]) -> list[Rows]:
     return list(grouped(attempts, "name", "request_id", "turn", "whole_us").values())
 
 
-def prompts_of(tables: Tables, run: str, requests: Rows) -> dict[str, Prompt]:
+def prompts_of(requests: Rows) -> dict[str, Prompt]:
     """Return the prompts of a run by uid, in order of their first request."""
     groups = grouped((row for row in requests if row["uid"] is not None), "uid")
-    prompts = {
+    return {
         uid: Prompt(
             rows,
             min(min(row["begin_us"], row["dispatched_us"]) for row in rows),
             max(row["end_us"] for row in rows) if all(r["finished"] for r in rows) else None,
+            rows[0]["taken_us"],
+            rows[0]["dropped_us"],
         )
         for uid, rows in groups.items()
     }
-    for row in tables.rows(_FATES, [run]):
-        prompt = prompts.get(row["uid"])
-        if prompt is not None:
-            prompt.taken_us, prompt.dropped_us = row["taken_us"], row["dropped_us"]
-    return prompts
 
 
 def _stopped_us(stops: Stops, begin_us: float, end_us: float) -> float:
@@ -346,21 +341,20 @@ WITH waited AS (
     FROM requests AS r JOIN firsts AS f USING (run, step, name, request_id)
         ASOF JOIN builds AS b ON b.run = r.run AND b.name = r.name AND b.end_us <= f.first_us
         ASOF LEFT JOIN builds AS e ON e.run = r.run AND e.name = r.name AND e.end_us <= r.begin_us
+), fates AS (
+    SELECT run, uid, max(at_us) FILTER (fate = 'consumed') AS taken_us,
+        CASE WHEN NOT bool_or(fate = 'consumed') THEN max(at_us) FILTER (fate = 'dropped') END AS dropped_us
+    FROM samples WHERE uid IS NOT NULL GROUP BY run, uid
 )
 SELECT run, step, uid, name, request_id, begin_us, end_us, duration_us, finished, turns, reward_us,
+    taken_us, dropped_us,
     reward_wait_us, transfer_us, prompt_tokens, response_tokens, built_us,
     coalesce(at_us, begin_us) AS dispatched_us
 FROM (SELECT * FROM requests WHERE begin_us IS NOT NULL AND NOT validate AND {own})
-    LEFT JOIN dispatched USING (run, uid) LEFT JOIN waited USING (run, uid, session)
+    LEFT JOIN dispatched USING (run, uid) LEFT JOIN fates USING (run, uid) LEFT JOIN waited USING (run, uid, session)
     LEFT JOIN moved USING (run, step, name, request_id)
     LEFT JOIN built USING (run, step, name, request_id)
 ORDER BY run, begin_us, name, request_id
-"""
-_FATES = """
-SELECT uid, max(at_us) FILTER (fate = 'consumed') AS taken_us,
-    CASE WHEN bool_or(fate = 'consumed') THEN NULL ELSE max(at_us) FILTER (fate = 'dropped') END
-        AS dropped_us
-FROM samples WHERE run = ? AND uid IS NOT NULL GROUP BY uid
 """
 _TOOLS = f"""
 SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us, stalled_us, tool FROM tool_calls

@@ -80,7 +80,6 @@ class Change:
         polls: Whether the trainer still polls.
         beyond: Whether replicas of a step run more concurrent calls than recorded: then the result has
             bounds.  In a cycle, the replay shows it.
-        least: Minimum number of requests in a step.
     """
 
     about: str
@@ -89,7 +88,6 @@ class Change:
     asynchronous: bool = False
     polls: bool = True
     beyond: bool = False
-    least: int = 1
 
 
 def _model(change: Callable[[Model], Model | None]) -> Changing:
@@ -144,8 +142,10 @@ def _of_stages(request: Request, stages: Iterable[Stage]) -> Request:
 def _capped(share: float, *, refilled: bool) -> Changing:
     """Stop the slowest requests (at least one) at P95, or replace them with typical ones."""
 
-    def change(model: Model) -> Model:
+    def change(model: Model) -> Model | None:
         requests = model.requests
+        if len(requests) < _ENOUGH:
+            return None
         order = sorted(requests, key=lambda request: request.duration_us)
         limit = interpolated([request.duration_us for request in order], 0.95)
         slowest = {id(request) for request in order[-max(round(share * len(order)), 1) :]}
@@ -516,7 +516,6 @@ CHANGES: dict[str, Change] = {
             if refilled
             else f"stop the slowest {percent} % of the requests at P95",
             _capped(percent / 100, refilled=refilled),
-            least=_ENOUGH,
         )
         for percent in (1, 5)
         for refilled in (False, True)

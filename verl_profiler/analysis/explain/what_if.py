@@ -54,8 +54,7 @@ _RUN_SPREAD = 0.15
 LARGEST_ERROR = 0.10
 # Steps of a cycle that are replayed before those that count, and how many count at least; the same where so
 # many steps have more generate calls than this; with more of them there is no answer.
-_BEFORE, _COUNTED = 10, 20
-_BEFORE_MANY, _COUNTED_MANY = 2, 2
+_REPEATED = ((10, 20), (2, 2))
 REPEATED_CALLS, MOST_CALLS = 30_000, 200_000
 
 
@@ -171,7 +170,7 @@ def _replays(
             off_us = _replayed(same.models[0]).unpolled_us[0] - unchanged.unpolled_us[0]
             rows[-1]["tokens_share"] = off_us / model.step_us[0]
         for what, change in changes.items():
-            changed = change.changed(model, models) if len(model.requests) >= change.least else None
+            changed = change.changed(model, models) if model.requests else None
             found = None
             if changed is not None:
                 before = _replayed(changed.before) if changed.before else unchanged
@@ -333,17 +332,15 @@ def _repeated(model: Model) -> tuple[int, int]:
     """Return how many cycles are replayed before those that count, and how many count."""
     if not model.asynchronous:
         return 0, 1
-    settled = 2 * model.limit / max(model.batch, 1)
-    few = _cycles(model, max(settled, _BEFORE), _COUNTED)
-    if _calls(model, sum(few)) <= REPEATED_CALLS:
-        return few
-    return _cycles(model, max(settled, _BEFORE_MANY), _COUNTED_MANY)
-
-
-def _cycles(model: Model, before: float, counted: float) -> tuple[int, int]:
     places = len(model.steps)
-    # An even number: units may alternate between two cycles.
-    return math.ceil(before / places), 2 * math.ceil(counted / (2 * places))
+    settled = 2 * model.limit / max(model.batch, 1)
+    found = 0, 0
+    for before, counted in _REPEATED:
+        # An even number: units may alternate between two cycles.
+        found = math.ceil(max(settled, before) / places), 2 * math.ceil(counted / (2 * places))
+        if _calls(model, sum(found)) <= REPEATED_CALLS:
+            break
+    return found
 
 
 def _calls(model: Model, cycles: int) -> float:
