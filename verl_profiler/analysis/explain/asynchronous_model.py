@@ -92,7 +92,7 @@ class _Rebuilding:
             )
         self.tables = tables
         self.run = run
-        own, devices = standalone_replicas(tables).get(run, ({}, 0.0))
+        own, devices = standalone_replicas(tables).get(run, (set[str](), 0.0))
         self.replica_devices = devices / len(own) if own else 0.0
         requests, self.attempts, self.tools = recorded(tables, f"run = {quoted(run)}")
         self.units = prompts_of(requests)
@@ -102,9 +102,9 @@ class _Rebuilding:
         names = {row["replica"] for row in self.inside}
         if not names:
             raise RefusedError("generate calls are not recorded, or not assigned to requests")
-        self.separate = bool(names & own.keys())
+        self.separate = bool(names & own)
         self.standalone = tuple(sorted(own)) if self.separate else ()
-        if self.separate and not names <= own.keys():
+        if self.separate and not names <= own:
             raise RefusedError("replicas on the trainer's devices generate beside standalone ones")
         pauses = [row for row in tables.rows(_PAUSES) if row["run"] == run]
         self.rollouter = bool(pauses)

@@ -111,8 +111,8 @@ def bubble_ledger(tables: Tables, steps: Steps = None) -> Rows:
         windows = [(begin, end) for _, begin, end in spans]
         trainer = innermost(_states(timers.get(run, []), alone.get(run, [])))
         replicas = calls.get(run, {})
-        own, devices = pools.get(run, ({}, 0.0))
-        apart = {name: served for name, served in replicas.items() if own.get(name)}
+        own, devices = pools.get(run, (set[str](), 0.0))
+        apart = {name: served for name, served in replicas.items() if name in own}
         shared = {name: served for name, served in replicas.items() if name not in apart}
         trained = float(ranks.get(run) or len(shared) or 1)
         few = {} if run in ahead else {"generating": "few_requests"}
@@ -228,14 +228,10 @@ def step_windows(tables: Tables, steps: Steps) -> dict[str, list[tuple[int, int,
     return found
 
 
-def standalone_replicas(tables: Tables) -> dict[str, tuple[dict[str, bool], float]]:
+def standalone_replicas(tables: Tables) -> dict[str, tuple[set[str], float]]:
     """Return by run: which replicas have devices of their own, by process; and how many devices."""
-    found: dict[str, tuple[dict[str, bool], float]] = {}
-    for row in tables.rows(_STANDALONE):
-        own, devices = found.get(row["run"], ({}, 0.0))
-        own[row["name"]] = True
-        found[row["run"]] = own, max(devices, float(row["devices"] or 0))
-    return found
+    rows = tables.rows(_STANDALONE)
+    return {row["run"]: ({*row["names"]}, float(row["devices"])) for row in rows}
 
 
 def trainer_devices(tables: Tables) -> dict[str, float]:
@@ -385,12 +381,12 @@ SELECT run, count(DISTINCT rank) AS ranks FROM processes WHERE role = 'actor' GR
 """
 # Replicas with devices of their own, and how many devices these are together.
 _STANDALONE = """
-SELECT p.run, p.name, pool.devices FROM processes AS p JOIN (
+SELECT p.run, list(p.name) AS names, coalesce(max(pool.devices), 0) AS devices FROM processes AS p JOIN (
     SELECT run, integer_of(rest, 'devices') AS devices,
         unnest(from_json(rest->'$.replicas', '["BIGINT"]')) AS replica
     FROM event_fields WHERE event = 'replica_pool' AND rest->>'$.pool' = 'standalone'
 ) AS pool ON pool.run = p.run AND pool.replica = p.replica
-WHERE p.role = 'engine'
+WHERE p.role = 'engine' GROUP BY p.run
 """
 # An aborted attempt that returned no tokens is lost; the next one repeats the prefill of all others.
 _CALLS = """
