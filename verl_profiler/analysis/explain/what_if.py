@@ -309,7 +309,7 @@ class Cycle:
         return self.saved_with(changed, fewer)
 
     def trained_s(self, less_s: float, state: str = TRAINING) -> float:
-        """Return how much shorter a step is with so much less of a state of the trainer; all of it without an answer."""
+        """Return how much shorter a step is with so much less of a state; all of it without an answer."""
         if self.refused is not None or not less_s:
             return less_s
         spent_us = sum(times_in(self.model, state))
