@@ -127,18 +127,6 @@ def test_a_request_that_failed_has_details(worker_config, status):
     assert {"first": 6, "bad": 6, "b": 6} == detailed(worker.close())
 
 
-def test_the_first_request_with_an_event_of_some_name_has_details(worker_config):
-    """What a process records can be seen, and rare events are not lost altogether."""
-    worker = warmed_up(Worker(worker_config))
-    worker.start("a", 0)
-    worker.details("a", 0, 10, events=("my_lookup", *DETAILS))
-    worker.end("a", 0, 10)
-    worker.request("b", 0, 20)
-    worker.request("c", 0, 90)
-
-    assert {"first": 6, "a": 7, "c": 6} == detailed(worker.close())
-
-
 def test_late_details_share_their_requests_fate(worker_config):
     worker = warmed_up(Worker(worker_config))
     for name, end in (("a", 10), ("b", 90)):
