@@ -40,6 +40,8 @@ class Plan:
         separate: Whether the replicas, of one device each, have devices of their own.
         sync_every: Steps from one weight sync to the next.
         rollouter: Whether samples are dispatched after a weight sync, by a process of its own.
+        one_step_off: Whether each step syncs and dispatches the next batch before it trains, and notes what
+            it consumes after that.
         pause_ms: From when aborted calls could go on until they are sent again.
         slowdown: By how much each further call in its replica lengthens the time per token.
         bend: Above so many calls, each one lengthens it by `steeper` more.
@@ -63,6 +65,7 @@ class Plan:
     sync_every: int = 1
     slowdown: float = 0.0
     rollouter: bool = False
+    one_step_off: bool = False
     pause_ms: int = 0
     bend: int = 0
     steeper: float = 0.0
@@ -180,7 +183,7 @@ class Simulation:
 
     def _run_step(self) -> None:
         begin = self.now
-        if self.step == 1 or not self.plan.rollouter:
+        if self.step == 1 or not (self.plan.rollouter or self.plan.one_step_off):
             self._dispatch(self.plan.batch)
         for _ in range(self.plan.gens):
             self._serve(True)
@@ -191,20 +194,30 @@ class Simulation:
                 self._pass(looks * self.plan.look_ms, "waiting_for_samples")
             self._pass(self.plan.fetch_ms, "waiting_for_samples")
             self._note("gen", sampling)
+            if self.plan.one_step_off:
+                self._sync()
+                self._dispatch(self.plan.batch)
+                for sample in self.taken_by_step()[self.step]:
+                    sample.taken = self.now + 1
             self._serve(self.plan.separate)
             for phase, share in (("old_log_prob", 3), ("update_actor", 6)):
                 trained = self.now
                 self._pass(self.plan.train_ms * share // 9 // self.plan.gens, "training")
                 self._note(phase, trained)
-        if self.step % self.plan.sync_every == 0:
-            synced = self.now
-            self._serve(False)
-            self._pass(self.plan.sync_ms, "weight_sync")
-            self.version = self.step
-            self._note("update_weights", synced)
-            if self.plan.rollouter:
-                self._dispatch(self.plan.batch * self.plan.sync_every)
+        if not self.plan.one_step_off and self._sync() and self.plan.rollouter:
+            self._dispatch(self.plan.batch * self.plan.sync_every)
         self._note("step", begin)
+
+    def _sync(self) -> bool:
+        """Sync the weights, if they are to be synced in this step; return whether they are."""
+        if self.step % self.plan.sync_every:
+            return False
+        synced = self.now
+        self._serve(False)
+        self._pass(self.plan.sync_ms, "weight_sync")
+        self.version = self.step
+        self._note("update_weights", synced)
+        return True
 
     def _note(self, event: str, begin: int) -> None:
         self.timers.append((event, self.step, begin, self.now))

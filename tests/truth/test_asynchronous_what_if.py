@@ -62,6 +62,7 @@ BASES = {
         stages=long, train_ms=1500, sync_ms=20, steps=STEPS, replicas=3, slowdown=0.1, ahead=8
     ),
     "seldom synced": Plan(stages=short, train_ms=270, sync_ms=900, steps=STEPS, sync_every=2),
+    "one step off": Plan(stages=long, train_ms=900, ahead=0, steps=STEPS, one_step_off=True),
 }
 
 
@@ -116,7 +117,15 @@ def answers_of(plan):
 
 
 # On each push: every change in one of them at least; the others each night.
-QUICK = ("rollout, loaded", "in turn", "redone", "rollouter", "parked", "seldom synced")
+QUICK = (
+    "rollout, loaded",
+    "in turn",
+    "redone",
+    "rollouter",
+    "parked",
+    "seldom synced",
+    "one step off",
+)
 
 
 def each_night(name, *more):

@@ -113,6 +113,8 @@ class _Rebuilding:
                 "the rollouter's dispatch was never paused: its limit is not recorded"
             )
         self.states = trainer_states(tables, run)
+        # When the wait for samples ended, by when they were noted: one_step_off_policy dispatches between both.
+        self.took_us: dict[int, int] = {}
 
     def _dispatching(
         self, windows: Sequence[tuple[int, int, int]]
@@ -242,8 +244,8 @@ class _Rebuilding:
             if waited >= 0 and spans[waited].begin_us >= self.windows[step][1]:
                 free = waited == place or not takes[waited]
                 place = waited if free else place
-            span = spans[place]
-            takes[place].append((min(at, span.end_us), number, ready_us))
+            took = self.took_us[at] = min(at, spans[place].end_us)
+            takes[place].append((took, number, ready_us))
         triggers = sorted(
             [
                 *begins,
@@ -300,7 +302,11 @@ class _Rebuilding:
             for change in (
                 # What a step dispatches at its begin, it may take at that moment.
                 (unit.dispatched_us, 1, 1),
-                *(((unit.taken_us, 2, -1),) if unit.taken_us is not None else ()),
+                *(
+                    ((self.took_us.get(unit.taken_us, unit.taken_us), 2, -1),)
+                    if unit.taken_us is not None
+                    else ()
+                ),
                 *(((unit.dropped_us, 0, -1),) if unit.dropped_us is not None else ()),
             )
         )
