@@ -47,7 +47,6 @@ _ADVICE_OF = {
     "dispatch": "late_start",
     "unattributed": "unexplained",
 }
-_NOTHING = 1e-9
 # How many samples a rollouter has in flight at most, if it nearly always has as many and its staleness limit
 # rarely holds it.
 _AT_ONCE = """
@@ -92,8 +91,7 @@ def asynchronous_findings(
         ledger: The rows of `bubble_ledger`.
         steps: Those to judge; None for all.
         named_of: What `culprits` returns of these steps.
-        known: What `cycles` returns of these steps: devices are not said to be worth more in the other
-            pool where a replay does not confirm it.
+        known: What `cycles` returns of these steps: a replay measures what devices are worth in the other pool.
 
     Returns:
         Most recoverable time first, of each run.
@@ -114,7 +112,7 @@ def asynchronous_findings(
             named = [
                 *_of_culprits(pools, named_of.get(run, {})),
                 *_of_engines(tables, pools, named_of.get(run, {})),
-                *(each for each in _split_off(pools) if _confirmed(each, pools, known)),
+                *_split_off(pools, (known or {}).get(run)),
                 *_of_staleness(pools, stale.get(run, []), causes.get(run, [])),
                 *_of_devices(
                     pools,
@@ -357,72 +355,42 @@ def _of_engines(
 _LEND = "; let the trainer's replicas generate while it waits"
 
 
-def _split_off(pools: _Pools) -> Iterator[Finding]:
-    """Yield whether devices of the pool that waits would be worth more in the other one.
+def _split_off(pools: _Pools, cycle: Cycle | None) -> Iterator[Finding]:
+    """Yield whether the devices of one replica would be worth more in the pool that the other waits for.
 
-    At most as many can go as are idle on average: with one more, the pool that gives them would be
-    the one that the other waits for, even if its work divides evenly over devices. The gain assumes
-    that it does, in both pools, and that nothing else takes time: an upper bound.
+    A replay with them moved measures it; training is taken to divide evenly over its devices.
     """
     trainer, rollout = pools.trainer, pools.rollout
-    if rollout is None or pools.shared or pools.in_turn:
+    if rollout is None or pools.shared or pools.in_turn or cycle is None or cycle.refused:
         return
     to_rollout = pools.idle > pools.ahead
-    account, pool, other = (
-        ("waiting_for_samples", trainer, rollout)
+    account, pool, other, less, more, change = (
+        ("waiting_for_samples", trainer, rollout, "trainer", "rollout", "one_replica_more")
         if to_rollout
-        else ("staleness_limit", rollout, trainer)
+        else ("staleness_limit", rollout, trainer, "rollout", "trainer", "one_replica_fewer")
     )
-    work = {id(trainer): trainer.spent("training"), id(rollout): rollout.spent(*_GENERATING)}
     idle = pool.spent(account) / pool.step_s * pool.devices
-    most = min(int(idle + _NOTHING), int(pool.devices) - 1)
-
-    def step_s(moved: int) -> float:
-        busy_s = pool.step_s - pool.spent(account) - work[id(pool)]
-        busy_s += work[id(pool)] * pool.devices / (pool.devices - moved)
-        return max(busy_s, work[id(other)] * other.devices / (other.devices + moved))
-
-    rule = RULES["split_off"]
-    gains = {moved: pool.step_s - step_s(moved) for moved in range(1, most + 1)}
-    best = max(gains, key=lambda moved: gains[moved], default=0)
-    if not best or gains[best] < rule.least * trainer.step_s:
+    if idle < cycle.model.replica_devices:
         return
-    less, more = ("trainer", "rollout") if to_rollout else ("rollout", "trainer")
-    count = f"1 to {best}" if best > 1 else "1"
+    moved = CHANGES[change].changed(cycle.model, [cycle.model])
+    saved = cycle.saved_with(moved.models[0]) if moved is not None else {}
+    rule, gain = RULES["split_off"], fmean(saved.values()) if saved else 0.0
+    if gain < rule.least * trainer.step_s:
+        return
     places = [Place(step, {account: each}) for step, each in pool.by_step([account]).items()]
     yield finding_of(
         pool,
         "split_off",
         rule,
-        gains[best],
+        gain,
         pool.of(rule.categories),
         lost_to(pool.run, "split_off", "", f"{less}'s devices", places).culprit,
         pool.by_step([account]),
         lost_s=pool.spent(account),
         who=f"{idle:.1f} of the {less}'s {pool.devices:g} devices are idle on average, while the "
         f"{more} has {other.devices:g}",
-        reason=f"Move {count} of the {less}'s devices to the {more}; with linear scaling, moving more "
-        f"would make the {less} the bottleneck.",
-        # It names the cause of the trainer's wait.
-        ranked_s=max(gains[best], pools.idle),
+        reason=f"Move {cycle.model.replica_devices:g} of the {less}'s devices to the {more}.",
     )
-
-
-def _confirmed(split: Finding, pools: _Pools, known: Mapping[str, Cycle] | None) -> bool:
-    """Return whether the replay with devices moved is shorter by what is worth a finding."""
-    if known is None:
-        return True
-    cycle = known.get(split.run)
-    if cycle is None or cycle.refused is not None:
-        return False
-    to_rollout = pools.idle > pools.ahead
-    moved = CHANGES["one_replica_more" if to_rollout else "one_replica_fewer"].changed(
-        cycle.model, [cycle.model]
-    )
-    if moved is None:
-        return False
-    saved = cycle.saved_with(moved.models[0])
-    return bool(saved) and fmean(saved.values()) >= split.rule.least * split.step_s
 
 
 # Tokens more versions behind than this are stale: a step is one or two behind by design.
