@@ -112,7 +112,7 @@ _TABLES = {
     "engine_requests": (
         f"run step name replica engine_request_id request_id validate status {_INTERVAL} "
         "prompt_tokens response_tokens cached_tokens finish_reason queue_us prefill_us decode_us "
-        "e2e_us first_token_us decode_tokens_per_s weight_version dp_rank retractions cached_host_tokens draft_tokens "
+        "e2e_us first_token_us decode_tokens_per_s weight_version dp_rank retractions draft_tokens "
         "accepted_draft_tokens"
     ),
     "engine_calls": (
@@ -131,15 +131,13 @@ _TABLES = {
         "running_limit kv_used_tokens kv_capacity_tokens kv_share iterations prefill_tokens "
         "decode_tokens retractions prefix_queried_tokens prefix_hit_tokens"
     ),
-    "devices": (
-        "run host device uuid bus_id device_model total_bytes power_limit_w interval_us users of_run"
-    ),
+    "devices": ("run host device uuid bus_id total_bytes power_limit_w interval_us users of_run"),
     "device_readings": (
         "run step name host device at_us begin_us end_us utilization memory_utilization used_bytes "
         "power_w sm_mhz memory_mhz temperature_c slowed_by:VARCHAR"
     ),
     "engine_iterations": (
-        "run step name replica dp_rank begin_us end_us busy_us device_us iterations decode_requests "
+        "run step name replica dp_rank begin_us end_us busy_us iterations decode_requests "
         "prefill_tokens context_tokens running_requests waiting_requests retracted_requests"
     ),
     "engine_call_times": (

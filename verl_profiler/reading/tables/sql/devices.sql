@@ -7,7 +7,7 @@ WITH sampled AS (
     FROM processes WHERE (header->'device_sampling') IS NOT NULL
 ), known AS (
     SELECT run, host, integer_of(about, 'device') AS device, any_value(about->>'uuid') AS uuid,
-        any_value(about->>'bus_id') AS bus_id, any_value(about->>'model') AS device_model,
+        any_value(about->>'bus_id') AS bus_id,
         any_value(integer_of(about, 'total_bytes')) AS total_bytes,
         any_value(integer_of(about, 'power_limit_w')) AS power_limit_w,
         max(micros(interval_s)) AS interval_us

@@ -15,7 +15,6 @@ SELECT e.run, e.step, e.name, p.replica, e.engine_request_id, e.request_id, e.va
     e.weight_version,
     integer_of(rest, 'dp_rank') AS dp_rank,
     integer_of(rest, 'retractions') AS retractions,
-    integer_of(rest, 'cached_host_tokens') AS cached_host_tokens,
     integer_of(rest, 'draft_tokens') AS draft_tokens,
     integer_of(rest, 'accepted_draft_tokens') AS accepted_draft_tokens
 FROM event_fields AS e LEFT JOIN processes AS p USING (run, name)
@@ -113,7 +112,6 @@ FROM (
 CREATE VIEW engine_iterations AS
 SELECT e.run, e.step, e.name, p.replica, coalesce(integer_of(rest, 'dp_rank'), 0) AS dp_rank,
     e.begin_us, e.end_us, micros(number_of(rest, 'busy_s')) AS busy_us,
-    micros(number_of(rest, 'device_s')) AS device_us,
     integer_of(rest, 'iterations') AS iterations,
     integer_of(rest, 'decode_requests') AS decode_requests,
     integer_of(rest, 'prefill_tokens') AS prefill_tokens,
@@ -124,7 +122,7 @@ SELECT e.run, e.step, e.name, p.replica, coalesce(integer_of(rest, 'dp_rank'), 0
 FROM event_fields AS e LEFT JOIN processes AS p USING (run, name)
 WHERE e.event = 'engine_iterations' AND e.family = 'engine'
 UNION ALL
-SELECT run, step, name, replica, dp_rank, before_us, at_us, at_us - before_us, NULL, iterations,
+SELECT run, step, name, replica, dp_rank, before_us, at_us, at_us - before_us, iterations,
     decode_tokens, prefill_tokens, (kv_before + kv_used_tokens) * iterations // 2,
     running_requests, waiting_requests, NULL
 FROM (
