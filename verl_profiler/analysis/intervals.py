@@ -6,17 +6,8 @@ and these are mixed by how well they explain the series (the marginal likelihood
 mean and of the logarithm of the variance) and by a prior.  Few steps do not determine their
 autocorrelation, so there the prior decides; with many steps it hardly matters.
 
-Step, gen and update_actor of seven public logs of verl, in 63 windows of 20 steps (or all of a shorter
-log) without their linear trend, have these most likely autocorrelations:
-
-     0.05, -0.05, 0.00  GSM8K baselines in eric-haibin-lin/verl-data: 435, 435 and 106 steps
-     0.05  m9h/societies-of-thought, tz_train_claimA.log: 232 steps (0.65 with the trend: drift)
-    -0.05  verl's verl_getting_started.ipynb: 61 steps
-    -0.20  Westwood-Lin/TinyZero-Reproduction: 17 steps
-    -0.65  zhiyuanhubj/logic-rl-formula: 9 steps
-
-The distribution that explains all windows best has 86 % at 0.05 or below and 8 % above 0.5.
-`benchmarks/bench_diff.py` measures coverage, false alarms and power.
+`benchmarks/README.md` has the autocorrelations of public logs; `benchmarks/bench_diff.py` measures
+coverage, false alarms and power.
 """
 
 from __future__ import annotations
