@@ -92,9 +92,11 @@ def test_no_finding_is_made_up_for_an_asynchronous_run():
     assert "update_actor" in {row["kind"] for row in rows["stragglers"]}
 
 
-@pytest.mark.parametrize("plan", [Plan(), Plan(separate=False), Plan(gens=4, train_ms=3600)])
+@pytest.mark.parametrize(
+    "plan", [Plan(), Plan(separate=False), Plan(gens=4, train_ms=3600), Plan(ahead=0)]
+)
 def test_a_trainer_that_consumes_what_was_ready_is_asynchronous(plan):
-    """Its requests may all have ended before its own `gen`; what the replay buffer noted counts."""
+    """Its requests may all have ended before its own `gen`: what the replay buffer noted counts, and whose devices they are."""
     events = events_of_run(Simulation(plan))
 
     assert [row["run"] for row in tables_of(events).rows("SELECT run FROM asynchronous")] == [

@@ -132,8 +132,9 @@ FROM begun AS b JOIN dispatches AS d USING (run, step)
 WHERE run NOT IN (SELECT run FROM dispatches WHERE uid IS NOT NULL) GROUP BY run, b.uid;
 
 -- A trainer that consumes what earlier steps dispatched, as its replay buffer noted; a synchronous one may
--- leave a few behind that it sampled beyond its need.  A rollouter is asynchronous in any case.  Older runs lack the notes: there most requests end
--- after the `gen` of their own step.
+-- leave a few behind that it sampled beyond its need.  A rollouter is asynchronous in any case, and so are replicas with devices of their own,
+-- also if nothing is dispatched ahead or all of that is dropped as stale.  Older runs lack the notes: there most requests end after the `gen` of
+-- their own step.
 CREATE TABLE asynchronous AS
 WITH consumed AS (
     SELECT run, count(*) AS requests, count(*) FILTER (consumed_step > step) AS later
@@ -146,7 +147,8 @@ WITH consumed AS (
     GROUP BY run
 )
 SELECT run, requests, later FROM (SELECT * FROM consumed UNION ALL SELECT * FROM ended)
-WHERE later > 0.2 * requests OR run IN (SELECT run FROM processes WHERE role = 'rollouter');
+WHERE later > 0.2 * requests OR run IN (SELECT run FROM processes WHERE role = 'rollouter') OR run IN (
+    SELECT run FROM event_fields WHERE event = 'replica_pool' AND rest->>'pool' = 'standalone');
 
 -- The request that each `gen` waited for last.
 CREATE TABLE last_requests AS
