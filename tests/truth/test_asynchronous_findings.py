@@ -8,6 +8,7 @@ from truth.engine_readings import reading
 from truth.synthetic import tables_of
 
 from verl_profiler.analysis.explain.asynchronous_findings import asynchronous_findings
+from verl_profiler.analysis.explain.findings import explained
 from verl_profiler.analysis.explain.fixes import Facts
 from verl_profiler.analysis.explain.ledger import bubble_ledger
 from verl_profiler.analysis.explain.what_if import cycles
@@ -192,6 +193,14 @@ def test_the_split_gains_what_a_run_with_a_device_moved_gains(devices):
     assert f"{idle:.1f} of the trainer's {devices} devices are idle" in values["who"]
     assert values["reason"] == "Move 1 of the trainer's devices to the rollout."
     assert rows["split_off"]["recoverable_s"] == pytest.approx(step_s - moved_s, rel=0.5)
+
+
+def test_what_requests_wait_for_comes_before_the_bare_wait():
+    """Also if it is less than half of it."""
+    plan = Plan(stages=lambda number: (900 + 70 * (number % 5), 500, 600), train_ms=300, steps=12)
+    rows = explained(tables_of(with_syncs(events_of(Simulation(plan)))))["findings"]
+
+    assert ["tool_time", "waits_for_rollout"] == [row["finding"] for row in rows][:2]
 
 
 def test_stale_tokens_are_counted():

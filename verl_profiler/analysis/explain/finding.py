@@ -166,14 +166,16 @@ def in_few(by_step: Mapping[int, float]) -> dict[str, Any]:
 def in_order(listed: Iterable[Finding]) -> list[Finding]:
     """Return findings with the most recoverable time first, whatever their run; what bounds a step last.
 
-    What healthy steps show too, and blames nobody, comes after what is out of the ordinary.
+    What healthy steps show too, and blames nobody, comes after what is out of the ordinary; a bare wait after what
+    it is for.
     """
 
     def place(each: Finding) -> tuple[bool, bool, bool, float]:
         usual = each.rule.varies and each.culprit.who is None
         usual = usual and (each.replayed is not None or each.culprit.kind == "request")
         ranked_s = each.recoverable_s if each.ranked_s is None else each.ranked_s
-        return each.rule.dominates, each.name in ("work", "pool_work"), usual, -ranked_s
+        bounds = each.rule.dominates or each.ranked_s == 0
+        return bounds, each.name in ("work", "pool_work"), usual, -ranked_s
 
     return sorted(listed, key=place)
 
