@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from truth.sampled_runs import record_again
 from truth.simulated_training import Plan, Training, write
 
 
@@ -230,13 +231,17 @@ def judge(kind, rows, cost_s):
     return "not", None
 
 
-def findings_of(training):
-    """Read a training's files and return its findings, as `summary` has them."""
+def findings_of(training, detail_share=1.0):
+    """Read a training's files and return its findings, as `summary` has them, with details of a share of requests."""
     from verl_profiler.analysis.registry import explained
     from verl_profiler.reading.reader import load
 
     with tempfile.TemporaryDirectory() as folder:
-        run = load(write(training, Path(folder) / "run"), cache=False)
+        written = write(training, Path(folder) / "run")
+        if detail_share < 1:
+            record_again(written, Path(folder) / "part", detail_share=detail_share)
+            written = Path(folder) / "part"
+        run = load(written, cache=False)
         try:
             return explained(run.tables)["findings"]
         finally:

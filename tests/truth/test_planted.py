@@ -85,6 +85,28 @@ def test_each_of_two_faults_is_named_with_what_it_costs_alone(faults, named):
         assert 0.8 <= found[finding] / cost <= 1.25, (finding, found, costs)
 
 
+@pytest.mark.parametrize(
+    ("fault", "named", "most"),
+    [
+        ({"first_prefill": 20.0}, "slow_prefill", 1.25),
+        ({"reward_timeouts": (0.05, 60.0), "reward_workers": 64}, "reward", 1.25),
+        # Without a replay it is an upper bound.
+        ({"slots": 4}, "engine_queue", 1.5),
+    ],
+    ids=str,
+)
+def test_a_fault_costs_as_much_where_few_details_were_recorded(fault, named, most):
+    """Of most requests of two workers only the line is known, of all calls the engines' times."""
+    planted = Plan(workers=2, samples=8, **fault)
+    without = {name: getattr(Plan, name) for name in list(fault)[:1]}
+    training = Training(planted)
+    cost_s = training.step_s - Training(replace(planted, **without)).step_s
+    row = findings_of(training, detail_share=1 / 8)[0]
+
+    assert named == row["finding"]
+    assert 0.8 <= row["recoverable_s"] / cost_s <= most, (row["recoverable_s"], cost_s)
+
+
 def test_a_clean_run_blames_nobody():
     assert "clean" == judged("clean", 0)[0]
 

@@ -32,7 +32,13 @@ def engines(earlier: Earlier) -> Iterator[Named]:
         f"FROM engine_call_times GROUP BY ALL) USING (run, engine_request_id) WHERE NOT validate AND prefill_us > 0 AND {in_work(steps)}"
     )
     sooner = earlier(
-        held_up(cold, "length_us * sum(cold_us) / sum(prefill_us)", "coalesce(cold_us, 0)"), "all"
+        held_up(
+            cold,
+            "length_us * sum(cold_us) / sum(prefill_us) FILTER (request_id IS NOT NULL)",
+            "coalesce(cold_us, 0)",
+            alike=True,
+        ),
+        "all",
     )
     replicas: dict[str, Culprit] = {}
     for run, own in by_run(lost_by_engine(tables, steps)).items():

@@ -381,7 +381,8 @@ def _gain(
     if rule.change is None:
         return 0.0 if rule.measured else category_s, None
     if replay is None or replay["expected_s"] is None:
-        return 0.0, None
+        # Without a replay, as with sampled details, the time of the category is an upper bound.
+        return category_s if rule.unseen else 0.0, None
     return replay["expected_s"], replay
 
 

@@ -763,9 +763,6 @@ def rewards(earlier: Earlier) -> Iterator[Named]:
         f"WHERE reward_us > 0 AND NOT validate AND {in_work(steps)}"
     )
     sooner = earlier(cuts, "other")
-    sampled = {
-        r["run"] for r in tables.rows("SELECT DISTINCT run FROM requests WHERE NOT detailed")
-    }
     for run, own in by_run(rows).items():
         parts: list[tuple[int, str, float]] = []
         for row in own:
@@ -778,7 +775,4 @@ def rewards(earlier: Earlier) -> Iterator[Named]:
         if places:
             culprit = identity("part", places)
             culprit = replace(culprit, fixable=culprit.who == _WAITING)
-            # How much earlier others end is unknown where the rewards of some were not recorded.
-            of_all = run in sampled and run not in earlier.cycles
-            later = places if of_all else sooner.get((run, "reward"), [])
-            yield Named(run, "reward", culprit, lost_in(later))
+            yield Named(run, "reward", culprit, lost_in(sooner.get((run, "reward"), [])))

@@ -44,8 +44,8 @@ _SLOWER_TOOL, _CALLS = 5, 5
 _FEW, _AT_ONCE = 0.5, 0.1
 
 _ENDED = """
-SELECT run, step, name, request_id, sample, begin_us, end_us, turns, generated_tokens, engine_us FROM requests
-WHERE finished AND NOT validate
+SELECT run, step, name, request_id, sample, begin_us, end_us, turns, generated_tokens, engine_us, detailed
+FROM requests WHERE finished AND NOT validate
 """
 # Steps in whose requests an asynchronous step's samples may have begun, before it.
 _BEFORE = 4
@@ -116,8 +116,9 @@ class Earlier:
                     ELSE sum(coalesce(cut_us, 0)) / any_value(most) END / 1e6 AS lost_s
             FROM ended JOIN whos USING (run)
                 LEFT JOIN cuts USING (run, step, name, request_id, who) LEFT JOIN few USING (run, step)
-            WHERE {SYNCHRONOUS} AND {in_steps(self.steps)} GROUP BY run, step, who
-            HAVING lost_s > 0 ORDER BY run, step, who
+            -- What others without details have to cut is unknown; those that end last have them.
+            WHERE {SYNCHRONOUS} AND {in_steps(self.steps)} AND (detailed OR cut_us > 0 OR {of == "tokens"})
+            GROUP BY run, step, who HAVING lost_s > 0 ORDER BY run, step, who
             """,
             {**(parameters or {}), **few},
         ):
@@ -478,7 +479,7 @@ def tool_work(earlier: Earlier) -> Iterator[Named]:
             yield Named(run, finding, culprit, lost_in(places))
 
 
-def held_up(tables: str, lost_us: str, own_us: str) -> str:
+def held_up(tables: str, lost_us: str, own_us: str, *, alike: bool = False) -> str:
     """Return the SQL of what prefill costs each request: that of all calls of its replicas, for which the others wait.
 
     The engines run one batch at a time: what they prefill in it delays the calls in their queue, and those that
@@ -489,9 +490,20 @@ def held_up(tables: str, lost_us: str, own_us: str) -> str:
         lost_us: SQL of what prefill that follows without a break takes too long, of its `length_us`, aggregated over
             its calls.
         own_us: SQL of what a call's own prefill takes too long: the least that its request loses.
+        alike: Of prefill of calls without details as much is lost as of the others', relative to its length.
     """
+    others = (
+        "sum(lost_us) OVER every / sum(length_us) FILTER (is_known) OVER every" if alike else "0"
+    )
     return f"""
-        WITH calls AS ({tables}), prefills AS (
+        WITH known AS ({tables}), calls AS (
+            FROM known UNION ALL BY NAME
+            -- Calls without details; of their conversation nothing is known.
+            SELECT run, name AS engine_name, begin_us AS engine_begin_us, end_us AS engine_end_us, queue_us, prefill_us,
+                prompt_tokens, cached_tokens
+            FROM engine_requests SEMI JOIN (SELECT run FROM requests WHERE NOT detailed) USING (run)
+                ANTI JOIN known USING (run, engine_request_id) WHERE prefill_us > 0
+        ), prefills AS (
             SELECT *, least(engine_begin_us + coalesce(parked_us, 0) + coalesce(queue_us, 0), engine_end_us) AS from_us,
                 least(from_us + prefill_us, engine_end_us) AS until_us
             FROM calls WHERE engine_begin_us IS NOT NULL AND engine_name IS NOT NULL
@@ -503,15 +515,18 @@ def held_up(tables: str, lost_us: str, own_us: str) -> str:
             SELECT *, sum(is_apart) OVER (PARTITION BY run, engine_name ORDER BY from_us, until_us) AS number FROM apart
         ), unbroken AS (
             SELECT run, engine_name, min(from_us) AS from_us, max(until_us) - min(from_us) AS length_us,
-                least(greatest({lost_us}, 0), length_us) AS lost_us
+                least(greatest({lost_us}, 0), length_us) AS lost_us, count(request_id) > 0 AS is_known
             FROM numbered GROUP BY run, engine_name, number
+        ), judged AS (
+            SELECT * REPLACE (CASE WHEN is_known THEN lost_us ELSE length_us * coalesce({others}, 0) END AS lost_us)
+            FROM unbroken WINDOW every AS (PARTITION BY run)
         ), added AS (
             SELECT *, sum(lost_us) OVER (PARTITION BY run, engine_name ORDER BY from_us) - lost_us AS before_us
-            FROM unbroken
+            FROM judged
         ), moments AS (
             SELECT run, step, name, request_id, engine_name, unnest([engine_begin_us, engine_end_us]) AS at_us,
                 unnest([-1, 1]) AS sign, {own_us} AS own_us
-            FROM prefills
+            FROM prefills WHERE request_id IS NOT NULL
         )
         SELECT m.run, step, name, request_id, 'prefill' AS who,
             greatest(sum(own_us) FILTER (sign = 1),
@@ -534,7 +549,8 @@ def first_prefill(earlier: Earlier) -> Iterator[Named]:
             SELECT run, median(prefill_us / tokens) AS token_us FROM ({calls}) WHERE turn > 0 GROUP BY run
         ) USING (run)
     """
-    lost_us = "(length_us - sum(token_us * tokens)) * sum(tokens) FILTER (turn = 0) / sum(tokens)"
+    every = "sum(greatest(prompt_tokens - coalesce(cached_tokens, 0), 1))"
+    lost_us = f"(length_us - max(token_us) * {every}) * sum(tokens) FILTER (turn = 0) / sum(tokens)"
     own_us = "CASE WHEN turn = 0 THEN greatest(prefill_us - token_us * tokens, 0) ELSE 0 END"
     for (run, _), places in earlier(held_up(rated, lost_us, own_us), "all").items():
         (row,) = earlier.tables.rows(
