@@ -509,8 +509,8 @@ class Training:
                 "prefill_s": call.first - call.admitted,
             }
             extra["decode_s"] = call.end - call.first
-            if call.retractions:
-                extra["retractions"] = call.retractions
+        if call.retractions:
+            extra["retractions"] = call.retractions
         extra["e2e_s"] = call.end - call.begin
         self._event(
             f"engine_{replica.place}", step, "engine_request", call.begin, call.end, **extra

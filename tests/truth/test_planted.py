@@ -107,6 +107,24 @@ def test_a_fault_costs_as_much_where_few_details_were_recorded(fault, named, mos
     assert 0.8 <= row["recoverable_s"] / cost_s <= most, (row["recoverable_s"], cost_s)
 
 
+@pytest.mark.parametrize(
+    ("fault", "known"),
+    [
+        ({"cache_lost": 2, "prefill_token": 2e-3}, "prefix_caching"),
+        ({"capacity": (5000,) * 4}, "retracted"),
+    ],
+    ids=str,
+)
+def test_what_is_known_of_calls_without_the_engines_times_is_stated(fault, known):
+    (row,) = (
+        row
+        for row in findings_of(Training(Plan(timed=False, steps=4, **fault)))
+        if row["finding"] == "engine_bound"
+    )
+
+    assert known in row["cause"]
+
+
 def test_a_clean_run_blames_nobody():
     assert "clean" == judged("clean", 0)[0]
 

@@ -321,12 +321,13 @@ def replicas(earlier: Earlier) -> Iterator[Named]:
         f"""
         SELECT run, step, engine_name AS who, sum(sampled) AS calls,
             coalesce(sum(queue_us * sampled), 0) / 1e6 AS queue_s,
-            coalesce(sum(prefill_us * sampled), 0) / 1e6 AS prefill_s,
-            coalesce(sum(cold_us * sampled), 0) / 1e6 AS cold_s,
-            count(*) FILTER (retractions > 0) AS retracted, count(*) AS recorded
+            -- In time, or else in tokens.
+            coalesce(sum(prefill_us * sampled), sum((prompt_tokens - cached_tokens) * sampled), 0) AS prefilled,
+            coalesce(sum(cold_us * sampled), sum(lost_tokens * sampled), 0) AS cold,
+            count(*) FILTER (retractions > 0) AS retracted, count(*) AS recorded, count(queue_us) AS timed
         FROM engine_calls LEFT JOIN (
-            SELECT run, name, request_id, turn, begin_us, sum(cold_us) AS cold_us FROM engine_call_times
-            WHERE cold_us > 0 GROUP BY ALL) USING (run, name, request_id, turn, begin_us)
+            SELECT run, name, request_id, turn, begin_us, sum(lost_tokens) AS lost_tokens, sum(cold_us) AS cold_us
+            FROM engine_call_times WHERE lost_tokens > 0 GROUP BY ALL) USING (run, name, request_id, turn, begin_us)
         WHERE engine_name IS NOT NULL AND NOT validate AND {in_steps(earlier.steps)}
         GROUP BY ALL ORDER BY run, step, who
         """
@@ -351,17 +352,23 @@ def replicas(earlier: Earlier) -> Iterator[Named]:
                 f"{retracted:,} of the {every:,} calls {of} were retracted: the KV cache is full."
             )
             queue = replace(queue, because=because)
-        prefill_s, cold_s = (sum(row[each] for row in own) for each in ("prefill_s", "cold_s"))
-        if cold_s > _MOSTLY * prefill_s:
+        prefilled, cold = (sum(row[each] for row in own) for each in ("prefilled", "cold"))
+        if cold > _MOSTLY * prefilled:
             # More requests at once would make this worse.
             because = (
-                f"{share(cold_s / prefill_s)} of the prefill is of tokens that each call's previous one had cached "
+                f"{share(cold / prefilled)} of the prefill is of tokens that each call's previous one had cached "
                 "(enable_prefix_caching)."
             )
+            because = f"{queue.because} {because}".strip()
             queue = replace(queue, because=because, fixable=False)
         yield Named(run, "uneven_replicas", calls)
         later = waited.get((run, "queue"))
         yield Named(run, "engine_queue", queue, None if later is None else lost_in(later))
+        if queue.because and run not in earlier.cycles and not any(row["timed"] for row in own):
+            # What is known of the calls without the engines' times.
+            yield Named(
+                run, "engine_bound", Culprit("phase", None, "engine", because=queue.because)
+            )
 
 
 def _most(rows: Rows, column: str, verb: str) -> Culprit:
