@@ -320,6 +320,14 @@ def test_a_slow_reward_costs_only_what_the_next_request_does_not():
     assert row["recoverable_s"] == pytest.approx(cost_s, rel=0.05)
 
 
+def test_the_trainers_own_reward_waits_for_no_reward_worker():
+    row = {"run": "any", "step": 1, "phase": "reward", "category": "reward", "event": "reward"}
+    row |= {"name": "trainer_0", "duration_s": 5.0, "what": None, "turn": None}
+    (reward,) = ranked([row], [], [], {})
+
+    assert ("reward", False) == (reward.name, reward.culprit.fixable)
+
+
 def test_validation_and_checkpoints_of_an_asynchronous_run_are_told_apart():
     """0.3 and 0.6 s in each step: overhead as an account, two findings with the advice of each."""
     run = Simulation(Plan(steps=5, stages=lambda _: (90, 20, 60), train_ms=900))

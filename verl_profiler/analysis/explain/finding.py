@@ -442,6 +442,8 @@ def with_rest(account: Account, listed: Iterable[Finding]) -> list[Finding]:
         else:
             name, rule = account.rule_of(category)
             culprit = in_account(account, category, account.member if rule.pooled else "phase")
+            # What was not measured of the culprit is not known to be what the fixes are for.
+            culprit = replace(culprit, fixable=not rule.measured)
             found.append(finding_of(account, name, rule, spent, {category: spent}, culprit))
     if done:
         text = _shares_of_work(done, account)
