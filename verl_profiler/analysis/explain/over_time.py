@@ -336,7 +336,12 @@ def _changes(
     found: list[tuple[str, float, Culprit]] = []
     for (name, _), each in changed.items():
         _, culprit = max(each, key=lambda own: own[0])
-        others = [other.who for _, other in each if other is not culprit and other.who]
+        # Each may have a cause of its own.
+        others = [
+            f"{other.who} ({seconds(lost_s / len(phases[other.who]))} per step)"
+            for lost_s, other in each
+            if other is not culprit and other.who
+        ]
         text = culprit.text + (f"; also {', '.join(others)}" if others else "")
         found.append((name, sum(lost_s for lost_s, _ in each), replace(culprit, text=text)))
     return found
