@@ -107,6 +107,14 @@ def test_a_fault_costs_as_much_where_few_details_were_recorded(fault, named, mos
     assert 0.8 <= row["recoverable_s"] / cost_s <= most, (row["recoverable_s"], cost_s)
 
 
+def test_retracted_calls_are_counted_among_the_recorded_ones():
+    full_caches = Training(Plan(workers=2, samples=8, steps=4, capacity=(8000,) * 4))
+    rows = findings_of(full_caches, detail_share=1 / 8)
+    (cause,) = (row["cause"] for row in rows if row["finding"] == "engine_queue")
+
+    assert "recorded calls of all replicas were retracted" in cause
+
+
 @pytest.mark.parametrize(
     ("fault", "known"),
     [

@@ -348,8 +348,9 @@ def replicas(earlier: Earlier) -> Iterator[Named]:
         retracted, every = (sum(row[each] for row in queued) for each in ("retracted", "recorded"))
         if retracted:
             of = f"of {queue.who}" if queue.who else "of all replicas"
+            seen = "recorded calls" if sum(row["calls"] for row in queued) > every else "calls"
             because = (
-                f"{retracted:,} of the {every:,} calls {of} were retracted: the KV cache is full."
+                f"{retracted:,} of the {every:,} {seen} {of} were retracted: the KV cache is full."
             )
             queue = replace(queue, because=because)
         prefilled, cold = (sum(row[each] for row in own) for each in ("prefilled", "cold"))
