@@ -349,7 +349,7 @@ def _even_workers(model: Model, _: Sequence[Model]) -> Changed | None:
 
 
 def scaled(state: str, factor: float) -> Callable[[Model, Sequence[Model]], Changed]:
-    """Multiply what the trainer does in a state, without the excess of stalled steps over the median."""
+    """Multiply what the trainer does in a state; of what each step does, without the excess of stalled steps over the median."""
 
     def changed(model: Model, models: Sequence[Model]) -> Changed:
         known = [model] if model.asynchronous else models
@@ -361,7 +361,8 @@ def scaled(state: str, factor: float) -> Callable[[Model, Sequence[Model]], Chan
         for each in model.operations:
             if isinstance(each, Mark):
                 step_us = next(own)
-                part = usual / step_us if step_us > _STALLED * usual else 1.0
+                stalled = step_us > _STALLED * usual and state in (TRAINING, WEIGHT_SYNC)
+                part = usual / step_us if stalled else 1.0
             if isinstance(each, Run) and each.state == state:
                 kept.append(each._replace(length_us=each.length_us * (1 + (factor - 1) * part)))
             else:
