@@ -40,6 +40,7 @@ class Plan:
         separate: Whether the replicas, of one device each, have devices of their own.
         sync_every: Steps from one weight sync to the next.
         rollouter: Whether samples are dispatched after a weight sync, by a process of its own.
+        at_once: How many of them run at once; 0 for all.
         one_step_off: Whether each step syncs and dispatches the next batch before it trains, and notes what
             it consumes after that.
         pause_ms: From when aborted calls could go on until they are sent again.
@@ -65,6 +66,7 @@ class Plan:
     sync_every: int = 1
     slowdown: float = 0.0
     rollouter: bool = False
+    at_once: int = 0
     one_step_off: bool = False
     pause_ms: int = 0
     bend: int = 0
@@ -159,6 +161,7 @@ class Simulation:
         self.step = 1
         self.version = 0
         self.serves = True
+        self.allowed = 0
         self._dispatch(plan.ahead)
         for self.step in range(1, plan.steps + 1):
             self._run_step()
@@ -223,7 +226,15 @@ class Simulation:
         self.timers.append((event, self.step, begin, self.now))
 
     def _dispatch(self, count: int) -> None:
-        for _ in range(count):
+        self.allowed += count
+        self._fill()
+
+    def _fill(self) -> None:
+        while self.allowed and (
+            not self.plan.at_once
+            or sum(sample.end is None for sample in self.untaken) < self.plan.at_once
+        ):
+            self.allowed -= 1
             number = len(self.samples)
             replica = number % self.plan.replicas
             lengths = self.plan.stages(number)
@@ -355,6 +366,7 @@ class Simulation:
                 call.tokens = int(call.progress + _SAME)
             if sample.done >= sample.lengths[sample.stage] - _SAME:
                 self._end_stage(sample)
+        self._fill()
         if self.serves:
             for sample in self.untaken:
                 if sample.paused:
@@ -440,10 +452,16 @@ def events_of(run: Simulation) -> list[dict[str, Any]]:
         replicas = list(range(plan.replicas))
         pool = {"pool": "standalone", "replicas": replicas, "devices": plan.replicas}
         span("trainer_0", "replica_pool", 0, 0, None, **pool)
+    if plan.at_once:
+        depth = {"queue": "rollouter", "running": 1, "capacity": plan.at_once}
+        span("rollouter_0", "queue_depth", 1, 0, None, **depth)
     for event, step, begin, end in run.timers:
         span("trainer_0", event, step, begin, end)
         if plan.rollouter and event == "update_weights":
-            span("rollouter_0", "dispatch_pause", step, begin, end, reason="staleness_limit")
+            limit = {"reason": "staleness_limit"}
+            if plan.at_once:
+                limit["max_required_samples"] = plan.ahead + plan.batch * plan.sync_every
+            span("rollouter_0", "dispatch_pause", step, begin, end, **limit)
         if event == "update_actor":
             for rank in range(plan.trainer_devices):
                 span(f"actor_{rank}", event, step, begin, end)

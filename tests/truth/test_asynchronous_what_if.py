@@ -8,10 +8,11 @@ from truth.asynchronous_runs import Plan, Simulation, events_of, iterations_of
 from truth.synthetic import tables_of
 
 from verl_profiler.analysis.explain import what_if as module
+from verl_profiler.analysis.explain.asynchronous_model import models
 from verl_profiler.analysis.explain.changes import CHANGES
 from verl_profiler.analysis.explain.model import Mark, Model, Run
 from verl_profiler.analysis.explain.replay import lengths_us
-from verl_profiler.analysis.explain.what_if import asynchronous_what_if
+from verl_profiler.analysis.explain.what_if import Cycle, asynchronous_what_if
 from verl_profiler.views.cycle_text import cycle_replays_text
 
 # So many that the replayed ones and the compared ones are an even number.
@@ -52,6 +53,9 @@ BASES = {
         stages=long, train_ms=180, sync_ms=20, steps=STEPS, stale=frozenset(range(3, 200, 9))
     ),
     "rollouter": Plan(stages=even, train_ms=450, sync_ms=90, steps=STEPS, rollouter=True),
+    "rollouter, few at once": Plan(
+        stages=even, train_ms=450, sync_ms=90, ahead=6, steps=STEPS, rollouter=True, at_once=3
+    ),
     "rollouter, seldom synced": Plan(
         stages=even, train_ms=450, sync_ms=600, ahead=8, steps=STEPS, rollouter=True, sync_every=2
     ),
@@ -329,3 +333,20 @@ def test_changes_are_described():
 
     assert CHANGED.keys() == replayed.keys()
     assert len(CHANGED) == len({*replayed.values()})
+
+
+def test_what_only_some_steps_do_is_saved_as_well():
+    """Of 3 s in every third step of a trainer that bounds them, each step saves 1 s: it is no stalled step."""
+    (model,) = models(tables_of(events_of(Simulation(BASES["trainer"])))).values()
+    operations, step_us = [], list(model.step_us)
+    for each in model.operations:
+        operations.append(each)
+        if isinstance(each, Mark):
+            more_us = 20 if each.place % 3 else 3_000_000
+            operations.append(Run(more_us, "overhead"))
+            step_us[each.place] += more_us
+    cycle = Cycle(replace(model, operations=tuple(operations), step_us=tuple(step_us)))
+    spent_s = 3 * len(step_us[::3]) / len(step_us)
+
+    assert cycle.refused is None
+    assert cycle.trained_s(spent_s, "overhead") == pytest.approx(spent_s, rel=0.05)

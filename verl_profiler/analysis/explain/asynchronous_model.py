@@ -6,6 +6,7 @@ from when samples are ready.  Calls that a weight sync or the training interrupt
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -112,6 +113,9 @@ class _Rebuilding:
             raise RefusedError(
                 "the rollouter's dispatch was never paused: its limit is not recorded"
             )
+        (most,) = tables.rows(_AT_ONCE, [run])
+        self.at_once = float(most["units"] or math.inf)
+        self.required = max((row["most"] or 0 for row in pauses), default=0)
         self.states = trainer_states(tables, run)
         # When the wait for samples ended, by when they were noted: one_step_off_policy dispatches between both.
         self.took_us: dict[int, int] = {}
@@ -199,8 +203,9 @@ class _Rebuilding:
             tuple(operations),
             tuple(units),
             self._limit(),
-            speeds,
-            most,
+            at_once=self.at_once,
+            speeds=speeds,
+            most_running=most,
             redo=2 * sum(row["lost"] for row in self.attempts)
             > sum(row["aborted"] for row in self.attempts),
             aborts=any(row["aborted"] for row in self.attempts),
@@ -246,9 +251,12 @@ class _Rebuilding:
                 place = waited if free else place
             took = self.took_us[at] = min(at, spans[place].end_us)
             takes[place].append((took, number, ready_us))
+        # A rollouter at its most samples at once dispatches when one has ended; a sync permits more.
+        ended = set(ready) if self._limit() > self.at_once else set[int]()
         triggers = sorted(
             [
                 *begins,
+                *ended,
                 *(take[0] for group in takes.values() for take in group),
                 *(u.dropped_us for u in self.units.values() if u.dropped_us is not None),
             ]
@@ -260,7 +268,11 @@ class _Rebuilding:
             if self.begin <= at < self.end:
                 trigger = triggers[bisect_right(triggers, at) - 1]
                 lags[uid] = float(at - trigger)
-                dispatched.add(trigger)
+                if trigger not in ended:
+                    dispatched.add(trigger)
+        if ended:
+            synced = (place for place, span in enumerate(spans) if span.state == WEIGHT_SYNC)
+            dispatched |= {spans[place + 1].begin_us for place in synced if place + 1 < len(spans)}
         if not dispatched:
             raise RefusedError("no sample was dispatched in the replayed steps")
         operations: list[Operation] = []
@@ -295,7 +307,9 @@ class _Rebuilding:
         return [Span(begin_us, end_us, span.state) for begin_us, end_us, span in pieces]
 
     def _limit(self) -> int:
-        """Return how many units are in flight or wait when no more are dispatched: of the median step."""
+        """Return how many units are in flight or wait when no more are dispatched: of the median step if not recorded."""
+        if self.required:
+            return self.required
         changes = sorted(
             change
             for unit in self.units.values()
@@ -321,8 +335,13 @@ class _Rebuilding:
         return max(median_high(most.values()), 1)
 
 
+_AT_ONCE = """
+SELECT max(integer_of(rest, 'capacity')) AS units FROM event_fields
+WHERE run = ? AND event = 'queue_depth' AND rest->>'$.queue' = 'rollouter' AND step > 0
+"""
 _PAUSES = """
-SELECT p.run, count(e.event) AS pauses FROM processes AS p
-LEFT JOIN (SELECT run, event FROM event_fields WHERE event = 'dispatch_pause') AS e USING (run)
+SELECT p.run, count(e.event) AS pauses, max(most) AS most FROM processes AS p LEFT JOIN (
+    SELECT run, event, integer_of(rest, 'max_required_samples') AS most FROM event_fields WHERE event = 'dispatch_pause'
+) AS e USING (run)
 WHERE p.role = 'rollouter' GROUP BY p.run
 """

@@ -188,6 +188,7 @@ class Model:
         operations: Of the trainer; repeated.
         units: In the order of their dispatch; repeated.
         limit: Units that may be dispatched and not yet taken.
+        at_once: Units of which requests may run at once.
         speeds: Of the replicas.
         most_running: Maximum number of concurrent calls of each replica, as recorded.
         peak: That of any replica.
@@ -219,6 +220,7 @@ class Model:
     operations: tuple[Operation, ...]
     units: tuple[Unit, ...] = ()
     limit: int = 1
+    at_once: float = math.inf
     speeds: Speeds = field(default_factory=Speeds)
     most_running: Mapping[str, int] = field(default_factory=dict[str, int])
     peak: int = 0

@@ -168,7 +168,7 @@ class _Simulation:
         self.serves = True
         self.halted: deque[tuple[_Request, bool]] = deque()
         self.next_unit = 0
-        self.outstanding = 0
+        self.outstanding = self.open = self.allowed = 0
         self.ready = 0
         self.dropped = 0
         self.taking: Take | None = None
@@ -246,10 +246,17 @@ class _Simulation:
     # Units and their requests.
 
     def _dispatch(self) -> None:
+        self.allowed = self.model.limit - self.outstanding
+        self._fill()
+
+    def _fill(self) -> None:
+        """Let requests of so many units run as the last dispatch allowed, and as may run at once."""
         units = self.model.units
-        while units and self.outstanding < self.model.limit:
+        while units and self.allowed > 0 and self.open < self.model.at_once:
             unit = units[self.next_unit % len(units)]
             self.next_unit += 1
+            self.allowed -= 1
+            self.open += 1
             self.outstanding += 1
             flight = _Flight(unit, len(unit.requests))
             for request in unit.requests:
@@ -294,6 +301,8 @@ class _Simulation:
         flight.open -= 1
         if flight.open:
             return
+        self.open -= 1
+        self._fill()
         if flight.unit.dropped:
             self.dropped += 1
             if self.taking is not None:
