@@ -99,6 +99,7 @@ def test_nothing_to_draw_is_no_chart(tmp_path, capsys):
         (["step_durations", SMALL, "--worker", "1"], "option-not-heeded", "These do: "),
         (["slowest_requests"], "no-run", "verl-profiler plot slowest_requests"),
         (["all", SMALL, "--out", "a.png"], "output-format", "Name a folder"),
+        (["slowest_requests", SMALL, "--out", "a.pdf"], "output-format", ".png or .svg"),
         (
             ["slowest_requests", SMALL, "--out", "a.png", "--format", "svg"],
             "output-format",

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from verl_profiler.views.view import Choice, View
 
 _FORMATS = ("png", "svg")
+# A name that ends so is no folder's.
+_NOT_WRITTEN = ("pdf", "eps", "jpg", "jpeg", "webp")
 _ALL = "all"
 
 ARGUMENTS = (
@@ -205,6 +207,11 @@ def _form(args: argparse.Namespace) -> str:
 
     form: str | None = args.format
     suffix = "" if args.out is None or args.out.is_dir() else args.out.suffix.lower().lstrip(".")
+    if suffix in _NOT_WRITTEN:
+        raise ReadingError(
+            f"--out {args.out}: plots are not written as {suffix.upper()}.\nEnd the name in .png or .svg",
+            "output-format",
+        )
     if suffix in _FORMATS and (args.spec or form not in (None, suffix)):
         raise ReadingError(
             f"--out {args.out} and --{'spec' if args.spec else f'format {form}'} contradict each other.\n"
