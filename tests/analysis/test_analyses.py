@@ -1,11 +1,10 @@
 """What holds for every analysis of the summary: one request, chunks, only the steps asked for."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
-from cached_runs import SMALL
+from cached_runs import SMALL, copied
 from picked import picked
 
 from verl_profiler.analysis.registry import summarized
@@ -39,12 +38,12 @@ def test_one_unfinished_request_gives_no_durations(span):
 
 def test_a_large_run_is_derived_in_chunks_with_the_same_answers(tmp_path, monkeypatch):
     """Memory does not grow with the run; a chunk of one step holds all that its rows need."""
-    with load(shutil.copytree(SMALL, tmp_path / "whole" / SMALL.name)) as run:
+    with load(copied(SMALL, tmp_path / "whole" / SMALL.name)) as run:
         assert 1 == len(run.tables.chunks)
         whole = results(run.tables)
     monkeypatch.setattr("verl_profiler.reading.tables.tables.CHUNK_EVENTS", 10)
 
-    with load(shutil.copytree(SMALL, tmp_path / "chunks" / SMALL.name)) as run:
+    with load(copied(SMALL, tmp_path / "chunks" / SMALL.name)) as run:
         assert 1 < len(run.tables.chunks)
         assert whole == results(run.tables)
 

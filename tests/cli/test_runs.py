@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cached_runs import REHEARSED, SMALL
+from cached_runs import REHEARSED, SMALL, copied
 
 from verl_profiler.cli import main, runs
 
@@ -20,7 +20,7 @@ def folder(tmp_path_factory):
     """Two runs at different depths, an archive, a run without events, and a folder of something else."""
     path = tmp_path_factory.mktemp("runs") / "logs"
     for run, name in ((REHEARSED, "verl/second"), (SMALL, "first run")):
-        shutil.copytree(run, path / name)
+        copied(run, path / name)
     shutil.copy(PACKED, path / "off.tar.gz")
     (path / "starting").mkdir()
     (path / "starting" / "run.json").write_text('{"format": 1}')
