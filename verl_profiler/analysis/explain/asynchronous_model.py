@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import cached_property
 from statistics import median, median_high
 
 from verl_profiler.analysis.explain.calls import (
@@ -202,7 +203,7 @@ class _Rebuilding:
             tuple(end - begin for _, begin, end in self.windows),
             tuple(operations),
             tuple(units),
-            self._limit(),
+            self._limit,
             at_once=self.at_once,
             speeds=speeds,
             most_running=most,
@@ -252,7 +253,7 @@ class _Rebuilding:
             took = self.took_us[at] = min(at, spans[place].end_us)
             takes[place].append((took, number, ready_us))
         # A rollouter at its most samples at once dispatches when one has ended; a sync permits more.
-        ended = set(ready) if self._limit() > self.at_once else set[int]()
+        ended = set(ready) if self._limit > self.at_once else set[int]()
         triggers = sorted(
             [
                 *begins,
@@ -306,6 +307,7 @@ class _Rebuilding:
         pieces = swept(spans, lambda span: span.state == "unattributed", lambda _: object())
         return [Span(begin_us, end_us, span.state) for begin_us, end_us, span in pieces]
 
+    @cached_property
     def _limit(self) -> int:
         """Return how many units are in flight or wait when no more are dispatched: of the median step if not recorded."""
         if self.required:

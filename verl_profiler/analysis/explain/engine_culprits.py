@@ -63,8 +63,8 @@ def engines(earlier: Earlier) -> Iterator[Named]:
                 replicas[run] = culprit
     # What other calls prefill delays the last request as well.
     for (run, _), places in sooner.items():
-        cold = lost_to(run, "cold_prefix_cache", "phase", "prefill", places)
-        yield cold._replace(culprit=replicas.get(run, cold.culprit))
+        named = lost_to(run, "cold_prefix_cache", "phase", "prefill", places)
+        yield named._replace(culprit=replicas.get(run, named.culprit))
 
 
 def _retracted(tables: Tables, run: str, steps: Steps) -> str:

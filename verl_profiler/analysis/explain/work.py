@@ -539,8 +539,10 @@ def held_up(tables: str, lost_us: str, own_us: str, *, alike: bool = False) -> s
 
 def first_prefill(earlier: Earlier) -> Iterator[Named]:
     """Find prefill of the first calls that takes longer per token than that of later turns."""
+    # Of calls without details, too.
+    tokens = "greatest(prompt_tokens - coalesce(cached_tokens, 0), 1)"
     calls = (
-        "SELECT *, greatest(prompt_tokens - coalesce(cached_tokens, 0), 1) AS tokens FROM engine_calls "
+        f"SELECT *, {tokens} AS tokens FROM engine_calls "
         "WHERE NOT validate AND prefill_us IS NOT NULL AND prompt_tokens IS NOT NULL AND turn IS NOT NULL "
         f"AND {in_work(earlier.steps)}"
     )
@@ -549,8 +551,9 @@ def first_prefill(earlier: Earlier) -> Iterator[Named]:
             SELECT run, median(prefill_us / tokens) AS token_us FROM ({calls}) WHERE turn > 0 GROUP BY run
         ) USING (run)
     """
-    every = "sum(greatest(prompt_tokens - coalesce(cached_tokens, 0), 1))"
-    lost_us = f"(length_us - max(token_us) * {every}) * sum(tokens) FILTER (turn = 0) / sum(tokens)"
+    lost_us = (
+        f"(length_us - max(token_us) * sum({tokens})) * sum(tokens) FILTER (turn = 0) / sum(tokens)"
+    )
     own_us = "CASE WHEN turn = 0 THEN greatest(prefill_us - token_us * tokens, 0) ELSE 0 END"
     for (run, _), places in earlier(held_up(rated, lost_us, own_us), "all").items():
         (row,) = earlier.tables.rows(
