@@ -24,7 +24,10 @@ _REASONS = tuple(
         ),
         (r"Worker exit type: [A-Z_]+ Worker exit detail: [^\n]{1,200}?(?=\. |\n|$)", ""),
         # ray/src/ray/raylet: the memory monitor, the object store, lost nodes.
-        (r"Memory on the node [^\n]{1,300}?memory usage threshold of [0-9.]*[0-9]", ""),
+        (
+            r"[0-9.]+GB / [0-9.]+GB \([0-9.]+\), which exceeds the memory usage threshold of [0-9.]*[0-9]",
+            "the host's memory ran out; Ray ended a worker, not the one that holds most",
+        ),
         (
             r"[0-9]+ Workers \(tasks / actors\) killed due to memory pressure \(OOM\)",
             "by Ray's memory monitor",
@@ -133,6 +136,18 @@ _REASONS = tuple(
         ),
         # Engines.
         (
+            r"RPC call to \w{1,60} timed out",
+            "vLLM: a worker of the engine does not answer",
+        ),
+        (
+            r"Server error '503 Service Unavailable' for url 'http\S{1,100}'",
+            "the router has no engine: look for the end of one before",
+        ),
+        (
+            r"all references to the actor were removed",
+            "Ray ended it; what uses it later must hold a reference to it",
+        ),
+        (
             r"EngineCore encountered an issue|Engine core initialization failed",
             "vLLM's engine core died; its own traceback is before this in the console",
         ),
@@ -190,10 +205,15 @@ _REASONS = tuple(
 
 def reason_in(message: str) -> str | None:
     """Return the known reason that a message has; None if it has none."""
+    text, meaning = text_and_meaning(message)
+    return f"{text} ({meaning})" if meaning else text or None
+
+
+def text_and_meaning(message: str) -> tuple[str, str]:
+    """Return the text of a message by which its reason is known, and what that means; empty if there is none."""
     for pattern, meaning in _REASONS:
         match = pattern.search(message)
         if match is not None:
-            text = match[0][:_LIMIT] + (f" ({meaning})" if meaning else "")
             # Lone surrogates cannot be encoded.
-            return text.encode("utf-8", "backslashreplace").decode()
-    return None
+            return match[0][:_LIMIT].encode("utf-8", "backslashreplace").decode(), meaning
+    return "", ""

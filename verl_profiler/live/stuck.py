@@ -58,7 +58,7 @@ _INTERRUPTS = ("KeyboardInterrupt", "SystemExit")
 # Of Ray: the process is gone, rather than an exception raised in it.
 _DEATHS = ("ActorDiedError", "ActorUnavailableError", "WorkerCrashedError", "NodeDiedError")
 # Of its memory monitor; torch has an OutOfMemoryError of its own, which kills nothing.
-_MEMORY_MONITOR = "Memory on the node"
+_MEMORY_MONITOR = "exceeds the memory usage threshold"
 _UNWRITTEN = (
     "What the run waits for: no process can write what it has open. Events are kept in memory or counted "
     "as dropped until there is room; training goes on unless it writes there, too."
@@ -331,7 +331,7 @@ def failed(
         return found
     pid, reason = row.get("pid"), row.get("reason")
     raised = [each for each in processes if pid is not None and each.header.get("pid") == pid]
-    killed = error in _DEATHS or str(reason).startswith(_MEMORY_MONITOR)
+    killed = error in _DEATHS or _MEMORY_MONITOR in str(reason)
     died = killed and pid is not None
     if hung is not None and not died:
         found.chain, found.culprit, found.confidence = hung.chain, hung.culprit, hung.confidence

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from verl_profiler.events.failure_texts import reason_in
-from verl_profiler.reading.formats.console_log import file_lines, lines_of
+from verl_profiler.events.failure_texts import text_and_meaning
+from verl_profiler.reading.formats.console_log import ConsoleLine, file_lines, lines_of, stamps_us
 from verl_profiler.reading.formats.console_steps import bars_in
 from verl_profiler.units import counted, seconds
 
@@ -25,8 +25,25 @@ _ERROR = re.compile(
     r"(?:: (?P<message>.*))?$"
 )
 _WRAPPED = re.compile(r"^(?:ray\.exceptions\.)?RayTaskError\(")
-# omegaconf names the key after its exception.
-_KEY = re.compile(r"^\s+full_key: (\S{1,200})")
+# What names an exception's object after it: omegaconf its key, Ray its actor.
+_OBJECT = re.compile(r"^\s+(?:full_key: |class_name: (?:\S{1,150}\.)?)(\w\S{0,200})$")
+# What vLLM puts before a line of its engine's process.
+_ENGINE = re.compile(
+    r"^(?:\(\S{1,80} pid=\d{1,10}\) )?ERROR \d\d-\d\d [\d:]{8} \[[\w./]{1,80}:\d{1,6}\] ?"
+)
+# The message of an exception that another process caused, which printed its own before.
+_CAUSED = re.compile(r"See (?:stack trace|root cause) \(?above")
+# Of Ray, when the memory of a host ran out: how much was used, and rows of processes with GB and command.
+_USED = re.compile(r" was running was (?P<used>[\d.]{1,12})GB / (?P<all>[\d.]{1,12})GB ")
+_HOLDER = re.compile(r"^\d{1,10}\s+(?P<gb>\d{1,6}(?:\.\d{1,3})?)\s+(?P<who>ray::[\w.:<>]{1,100})")
+# Of c10d's watchdog, for each rank of a group in which a collective did not end.
+_COLLECTIVE = re.compile(
+    r"\[PG (?:ID \d{1,6} PG GUID )?(?P<group>[^\]\n]{1,120}?) ?Rank (?P<rank>\d{1,6})\].{1,200}?"
+    r"last enqueued (?:NCCL )?work: (?P<enqueued>\d{1,12})"
+)
+# What an HTTP server prints of each request, as for the checks of its health.
+_REQUEST = re.compile(r'"(?:GET|POST|HEAD) /\S{0,300} HTTP/\d')
+_DIGITS = re.compile(r"\d+")
 _DEBUGGER = re.compile(r"^\(Pdb\)|^> \S+\(\d+\)\S*\(\)$")
 # What a trainer, its workers and engines print once a phase of start-up is over, in this order.
 _START_UP = (
@@ -39,7 +56,10 @@ _START_UP = (
     ("Application startup complete", "an engine was started"),
     ("Training Progress: ", "start-up was over"),
 )
-_STEP = re.compile(r"(?<![\w/@.\-])step:(?P<step>\d{1,9}) - ")
+# A finished step of verl, and of slime.
+_STEP = re.compile(
+    r"(?<![\w/@.\-])step:(?P<step>\d{1,9}) - |(?<![\w/])perf (?P<perf>\d{1,9}): \{[^{}]*'perf/train_time'"
+)
 # Whose code a frame is: by its file or function, the first that fits.
 _WHOSE = (
     (re.compile(r"reward|compute_score"), "reward function"),
@@ -52,7 +72,13 @@ _WHOSE = (
 _INSTALLED = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3|^<frozen|/(?:verl|ray|torch|sglang|vllm|verl_profiler)/"
 )
+# Of installed code, what training is made of.
+_OF_TRAINING = re.compile(r"/(?:verl|sglang|vllm)/")
 _MESSAGE = 300
+# Of requests alone, as long as `stuck` waits where a usual length is not known.
+_SILENT_S = 600
+# Ranks that are named.
+_NAMED = 4
 # Lines since the last step that are looked at, the last ones.
 _SINCE = 200_000
 
@@ -83,10 +109,10 @@ def log_end(path: Path) -> str:
                 # What the trainer started after was handled: SGLang's server prints what it does without.
                 trains = True
                 since.clear()
-        for line in lines_of(raw, number) if "step:" in raw else ():
+        for line in lines_of(raw, number) if "step:" in raw or "perf " in raw else ():
             finished = _STEP.search(line.text)
             if finished is not None:
-                step = int(finished["step"])
+                step = int(finished["step"] or finished["perf"])
                 since.clear()
         for bar in bars_in(raw) if step is None else ():
             if bars and bar[0] > bars[-1][0]:
@@ -96,49 +122,107 @@ def log_end(path: Path) -> str:
             bars[1:] = [bar]
         since.append(raw)
     phase = _START_UP[reached][1] if reached >= 0 else ""
-    debugger, reason, last = False, "", ""
-    failures: list[_Failure] = []
-    frames: dict[int | None, list[_Frame]] = {}
+    end = _End()
     for line in (line for raw in since for line in lines_of(raw, 0)):
-        last = line.text.strip() or last
-        debugger = debugger or _DEBUGGER.match(line.text) is not None
-        reason = reason or reason_in(line.text) or ""
-        found = _FRAME.match(line.text)
-        if found is not None:
-            frames.setdefault(line.pid, []).append((found["file"], found["line"], found["name"]))
-            continue
-        error = None if _WRAPPED.match(line.text) else _ERROR.match(line.text)
-        if error is not None:
-            own = frames.pop(line.pid, [])
-            at = next((each for each in reversed(own) if _is_own(each)), own[-1] if own else None)
-            failures.append((error["type"].rpartition(".")[2], error["message"] or "", at))
-        key = _KEY.match(line.text)
-        if key is not None and failures:
-            name, message, at = failures[-1]
-            failures[-1] = name, f"{message} ({key[1]})", at
-    framed = [each for each in failures if each[2] is not None] or failures
-    if debugger:
-        what = "it waits in a debugger (Pdb)"
-    elif framed:
-        name, message, at = framed[-1]
-        what = f"it failed with {_failure(name, at, message)}"
-        if before := _before(framed):
-            what = f"{before}; then {what}"
-    elif reason:
-        what = "it failed"
-    else:
-        what = ""
-    if what and reason and reason not in what:
-        what += f" ({reason})"
+        end.take(line)
+    what = end.failure()
     unlogged = _unlogged(bars) if step is None else ""
     if step is not None or unlogged:
         ended = f"After step {bars[-1][0] if step is None else step} {what}." if what else ""
-        return " ".join(each for each in (ended, unlogged) if each)
+        return " ".join(each for each in (ended or end.silence(), unlogged) if each)
     if what:
         return f"No step was finished: {f'after {phase} ' if phase else ''}{what}."
     if phase:
-        return f"No step was finished: the log ends after {phase}; its last line: {last[:_MESSAGE]}"
-    return ""
+        at = f"the log ends after {phase}; its last line: {end.last.text.strip()[:_MESSAGE]}"
+        return f"No step was finished: {at}"
+    return end.silence()
+
+
+class _End:
+    """What the lines since the last step show."""
+
+    def __init__(self) -> None:
+        self._failures: list[_Failure] = []
+        # By process: frames, and those of a call that waited for another process.
+        self._frames: dict[int | None, list[_Frame]] = {}
+        self._waited: dict[int | None, list[_Frame]] = {}
+        self._debugger = False
+        # The text by which it is known, and what that means.
+        self._reason = "", ""
+        # Lines of a log differ mostly in their numbers.
+        self._shapes: set[str] = set()
+        self._host = ""
+        self._holders: dict[str, float] = {}
+        self._collectives: dict[str, dict[str, int]] = {}
+        # The last line, and the last one that is no request of an HTTP server.
+        self._end = self.last = ConsoleLine("", 0)
+
+    def take(self, line: ConsoleLine) -> None:
+        """Take the next line."""
+        if line.text.strip():
+            self._end = line
+            self.last = self.last if self.last.text and _REQUEST.search(line.text) else line
+        self._debugger |= _DEBUGGER.match(line.text) is not None
+        shape = _DIGITS.sub("", line.text)
+        if not self._reason[0] and shape not in self._shapes:
+            self._shapes.add(shape)
+            self._reason = text_and_meaning(line.text)
+        text = _ENGINE.sub("", line.text)
+        frame, wrapped = _FRAME.match(text), _WRAPPED.match(text)
+        if frame is not None:
+            own = self._frames.setdefault(line.pid, [])
+            own.append((frame["file"], frame["line"], frame["name"]))
+        elif wrapped is not None:
+            self._waited[line.pid] = self._frames.pop(line.pid, [])
+        elif (error := _ERROR.match(text)) is not None:
+            own = self._frames.pop(line.pid, []) or self._waited.pop(line.pid, [])
+            at = max(reversed(own), key=_nearness, default=None)
+            self._failures.append((error["type"].rpartition(".")[2], error["message"] or "", at))
+        elif (named := _OBJECT.match(text)) is not None and self._failures:
+            name, message, at = self._failures[-1]
+            self._failures[-1] = name, f"{message.rstrip('.')} ({named[1]})", at
+        elif (used := _USED.search(text)) is not None:
+            self._host = f"{used['used']} GB of {used['all']} GB were used"
+            self._holders.clear()
+        elif (holder := _HOLDER.match(text)) is not None:
+            who = holder["who"]
+            self._holders[who] = self._holders.get(who, 0.0) + float(holder["gb"])
+        elif (rank := _COLLECTIVE.search(text)) is not None:
+            ranks = self._collectives.setdefault(rank["group"], {})
+            ranks[rank["rank"]] = int(rank["enqueued"])
+
+    def failure(self) -> str:
+        """Return what ended the training; empty if the lines do not show it."""
+        framed = [each for each in self._failures if each[2] is not None] or self._failures
+        text, meaning = self._reason
+        what = "it failed" if text else ""
+        if self._debugger:
+            what = "it waits in a debugger (Pdb)"
+        elif framed:
+            name, message, at = framed[-1]
+            what = f"it failed with {_failure(name, at, message)}"
+            if before := _before(framed):
+                what = f"{before}; then {what}"
+        more = [*_apart(self._collectives)]
+        if self._host:
+            who = max(self._holders, key=self._holders.__getitem__, default=None)
+            most = f", the most by {who} ({self._holders[who]:,.0f} GB)" if who else ""
+            more.append(f"{self._host}{most}")
+        elif text not in what:
+            more.insert(0, f"{text} ({meaning})" if meaning else text)
+        elif meaning:
+            more.insert(0, meaning)
+        return f"{what} ({'; '.join(more)})" if what and more else what
+
+    def silence(self) -> str:
+        """Return since when only HTTP servers printed anything, if for long; else empty."""
+        at, until = (stamps_us(f"{each.before} {each.text}") for each in (self.last, self._end))
+        if not at or not until or until[-1] - at[0] < _SILENT_S * 1e6:
+            return ""
+        return (
+            f"For the last {seconds((until[-1] - at[0]) / 1e6)} of the log only HTTP servers printed lines; "
+            f"the last other line: {self.last.text.strip()[:_MESSAGE]}"
+        )
 
 
 def _unlogged(bars: Sequence[tuple[int, ...]]) -> str:
@@ -161,6 +245,10 @@ def _unlogged(bars: Sequence[tuple[int, ...]]) -> str:
 def _before(failures: Sequence[_Failure]) -> str:
     """Return what the user's code raised most often before an exception of installed code; else empty."""
     *others, last = failures
+    causes = [each for each in others if _CAUSED.search(each[1]) is None]
+    if causes and _CAUSED.search(last[1]) is not None:
+        name, message, at = causes[-1]
+        return f"{name} {_failure('was raised', at, message)}"
     if last[2] is not None and _is_own(last[2]):
         return ""
     raised = Counter(
@@ -187,3 +275,21 @@ def _failure(error: str, at: _Frame | None, message: str) -> str:
 
 def _is_own(frame: _Frame) -> bool:
     return _INSTALLED.search(frame[0]) is None
+
+
+def _nearness(frame: _Frame) -> int:
+    """Return how near to the user a frame is: the user's code, then verl's and its engines'."""
+    return 2 * _is_own(frame) + (_OF_TRAINING.search(frame[0]) is not None)
+
+
+def _apart(collectives: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    """Name the ranks of each group that had begun fewer collectives than others, which waited for them."""
+    for group, ranks in collectives.items():
+        least, most = min(ranks.values()), max(ranks.values())
+        behind = sorted((rank for rank, number in ranks.items() if number == least), key=int)
+        if least < most:
+            named = ", ".join(behind[:_NAMED]) + (", …" if behind[_NAMED:] else "")
+            yield (
+                f"in group {group} {'rank' if len(behind) == 1 else 'ranks'} {named} had begun {least:,} "
+                f"collectives, others {most:,}"
+            )
