@@ -691,6 +691,48 @@ def test_batches_that_are_generated_again_explain_a_gen_that_grows(tmp_path):
     assert 8 * 150 / 2 == pytest.approx(first["recoverable_s"], rel=0.35)
 
 
+def test_as_many_batches_in_each_step_are_two_thirds_of_gen(tmp_path):
+    """https://github.com/verl-project/verl/issues/1458: 1,400 s of gen."""
+    rows = [
+        (step, values | {"train/num_gen_batches": 3})
+        for step, values in steps(6, gen=lambda _: 1400.0)
+    ]
+    first = first_of(console(tmp_path / "a.log", rows))
+
+    assert ("more_batches", 1400 * 2 / 3) == (
+        first["finding"],
+        pytest.approx(first["recoverable_s"]),
+    )
+    assert "3 per step" in first["message"]
+
+
+def test_lengths_of_responses_are_stated_where_requests_were_not_measured(tmp_path):
+    lengths = {"response_length/mean": 1161.2, "response_length/max": 9723.0}
+    rows = [(step, values | lengths) for step, values in steps(6, gen=lambda _: 1400.0)]
+    (run,) = logged_runs([console(tmp_path / "a.log", rows)], [])
+
+    (bound,) = [row for row in log_findings(run) if row["finding"] == "rollout_bound"]
+    assert "1,161 tokens on average, the longest 9,723" in bound["message"]
+
+
+def test_a_comparison_names_timers_inside_gen_and_work_that_explains_too_little(tmp_path, capsys):
+    """https://github.com/verl-project/verl/issues/3173 and 1885."""
+
+    def log(name, reshard_s, tokens):
+        rows = [
+            (step, values | {"timing_s/generate_sequences": 200.0, "timing_s/reshard": reshard_s + step % 2})
+            for step, values in steps(8, gen=lambda _: 210 + reshard_s, tokens=tokens)
+        ]  # fmt: skip
+        return str(console(tmp_path / name, rows))
+
+    assert 0 == main(["diff", log("a.log", 15.0, 1e6), log("b.log", 1200.0, 1.26e6)])
+    first = capsys.readouterr().out
+    assert "total_tokens 1,000,000 to 1,260,000 (+26 %); step times change by far more" in first
+    assert re.search(
+        r"\n  reshard\.mean .*\+19 min 45 s", first.partition("Significant changes")[2]
+    )
+
+
 def test_host_memory_that_grows_is_reported(tmp_path):
     def memory(per_step):
         return [
@@ -778,6 +820,29 @@ def test_the_parts_of_slime_s_waiting_are_named(tmp_path):
     log.write_text("".join(f"(Actor pid=3) x.py:44 - perf {n}: {times}\n" for n in range(1, 7)))
 
     assert "update_weights 3 min 59 s" in first_of(log)["message"]
+
+
+def test_slime_s_rollout_and_the_parts_of_its_training_are_named(tmp_path):
+    """https://github.com/THUDM/slime/issues/1072: half of the step is waiting."""
+    rollout = "{'rollout/response_len/mean': 1003.2, 'perf/rollout_time': 318.4, 'perf/tokens_per_gpu_per_sec': 402.1}"
+    train = (
+        "{'perf/log_probs_time': 21.9, 'perf/actor_train_time': 240.0, 'perf/train_time': 300.2, "
+        "'perf/train_wait_time': 318.9, 'perf/step_time': 619.1, 'perf/wait_time_ratio': 0.515}"
+    )
+    log = tmp_path / "slime.log"
+    log.write_text(
+        "".join(
+            f"(RolloutManager pid=2) x.py:268 - perf {n}: {rollout}\n(Actor pid=3) x.py:401 - perf {n}: {train}\n"
+            for n in range(6)
+        )
+    )
+    (run,) = logged_runs([log], [])
+    waits, trains = (row["message"] for row in log_findings(run))
+
+    assert (
+        "train_wait bounds the step: 5 min 19 s per step (52 %); in it rollout 5 min 18 s" in waits
+    )
+    assert "in it log_probs 21.9 s, actor_train 4 min 0 s" in trains
 
 
 def test_lines_of_a_process_that_logs_no_step_resume_nothing(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -271,16 +272,18 @@ _REPEATED = ("gen", "reward")
 
 
 def _batches(account: Account, run: LoggedRun) -> Iterator[Finding]:
-    """Name batches that are generated again for those that are filtered out, if there are more and more."""
-    many = {line.step: line.values.get("train/num_gen_batches", 0.0) for line in run.lines}
-    shape, phases = shape_of(many, account.steps[0]), _lengths(account)
-    own = {phase: phases[phase] for phase in _REPEATED if phase in phases}
-    if shape is None or not own:
-        return
+    """Name batches that are generated again for those that are filtered out."""
+    many = {line.step: line.values.get("train/num_gen_batches", 1.0) for line in run.lines}
     lost_s = sum(
-        each * (1 - shape.kept[step]) for series in own.values() for step, each in series.items()
+        each * max(0.0, 1 - 1 / many[step])
+        for phase, series in _lengths(account).items()
+        for step, each in series.items()
+        if phase in _REPEATED and many[step]
     )
-    reason = f"{shape.first:.3g} to {shape.last:.3g} per step"
+    if not lost_s:
+        return
+    least, most = min(many.values()), max(many.values())
+    reason = f"{least:.3g}{f' to {most:.3g}' if most > least else ''} per step"
     yield _found(account, "more_batches", "gen", lost_s / len(account.steps), reason=reason)
 
 
@@ -371,11 +374,7 @@ class _Loop(NamedTuple):
 
 def _requests(run: LoggedRun) -> _Loop | None:
     """Return what verl measured of the requests of a usual step; None if it was not logged."""
-
-    def usual(name: str, otherwise: float = 0.0) -> float:
-        values = [line.values[name] for line in run.lines if name in line.values]
-        return median(values) if values else otherwise
-
+    usual = partial(_usual, run)
     most_s = usual(f"{_LOOP}generate_sequences/max")
     if not most_s:
         return None
@@ -396,6 +395,12 @@ def _requests(run: LoggedRun) -> _Loop | None:
     return _Loop(most_s, mean_s, slowest_s, tools_s, preempted, text)
 
 
+def _usual(run: LoggedRun, name: str, otherwise: float = 0.0) -> float:
+    """Return the median of a metric over the steps that have it."""
+    values = [line.values[name] for line in run.lines if name in line.values]
+    return median(values) if values else otherwise
+
+
 # What does not run in each step.
 _RARE = {"testing": "Validation takes", "save_checkpoint": "Saving a checkpoint takes"}
 _ONE_STEP = " {lost_s} ({lost_share}) in the one step of this log; how often it runs is not known."
@@ -405,6 +410,12 @@ def _phases(account: Account, run: LoggedRun, loop: _Loop | None) -> Iterator[Fi
     """Name what bounds the step, and phases that usually take little, by the rules of recorded runs."""
     # What gen is in a fully asynchronous trainer.
     waits = any(name.startswith("fully_async/") for line in run.lines for name in line.values)
+    mean, most = (_usual(run, f"response_length/{each}") for each in ("mean", "max"))
+    lengths = (
+        f"responses have {mean:,.0f} tokens on average, the longest {most:,.0f}"
+        if mean and most
+        else ""
+    )
     for phase, mean_s in account.means.items():
         name = _KNOWN.get(phase, "")
         if phase == "gen" and waits:
@@ -419,10 +430,11 @@ def _phases(account: Account, run: LoggedRun, loop: _Loop | None) -> Iterator[Fi
         if of_gen is not None and of_gen.mean_s:
             own = f"generates for {seconds(of_gen.slowest_s)}, the mean one for {seconds(of_gen.mean_s)}"
             reason += f"; its slowest request {own}{of_gen.text}"
+        elif name == "rollout_bound" and lengths:
+            reason += f"; {lengths}"
         if of_gen is not None and of_gen.preempted >= 1:
             rule = replace(rule, advice=_PREEMPTED)
-        if phase == "train_wait":
-            reason += _of_slime(account, run)
+        reason += _of_slime(phase, account, run)
         if phase == "train":
             # slime's; the advice is for verl.
             rule = replace(rule, advice=_UNSEEN)
@@ -431,13 +443,23 @@ def _phases(account: Account, run: LoggedRun, loop: _Loop | None) -> Iterator[Fi
         yield _found(account, name or phase, phase, mean_s, rule=rule, reason=reason)
 
 
-def _of_slime(account: Account, run: LoggedRun) -> str:
-    """Return what slime does while it waits for samples, of what takes long, as the end of a sentence."""
+# What slime does while it waits for samples, and while it trains.
+_SLIME = {
+    "train_wait": ("rollout", "update_weights", "wake_up", "sleep"),
+    "train": ("data_preprocess", "ref_log_probs", "log_probs", "actor_train"),
+}
+
+
+def _of_slime(phase: str, account: Account, run: LoggedRun) -> str:
+    """Return the parts of a phase of slime that take long, as the end of a sentence."""
     parts = {
         name: fmean(line.values.get(f"timing_s/slime/{name}", 0.0) for line in run.lines)
-        for name in ("update_weights", "wake_up", "sleep")
+        for name in _SLIME.get(phase, ())
     }
+    # A rollout that another step's training overlaps is longer than the wait for it.
     text = ", ".join(
-        f"{name} {seconds(each)}" for name, each in parts.items() if each >= LEAST * account.step_s
+        f"{name} {seconds(each)}"
+        for name, each in parts.items()
+        if LEAST * account.step_s <= each <= account.means[phase]
     )
     return f"; in it {text}" if text else ""

@@ -34,6 +34,8 @@ _MANY_STEPS = 20
 _AUTOCORRELATED = 4
 _LISTED = 12
 _WIDEST = 60
+# A step's time changes by no more than so many times the share by which its work does.
+_BEYOND = 4
 # What is smaller than this share of both values is a rounding error.
 _NONE = 1e-9
 
@@ -213,7 +215,13 @@ def _premises(document: Mapping[str, Any]) -> str:
             f"{_amount(row['b'], '')}{_in_brackets(row['share'])}"
             for row in work
         )
-        sentences.append(f"The work per step differs: {named}; step times are not comparable.")
+        most = max(abs(row["share"] or 0.0) for row in work)
+        step = next(
+            (row["share"] for row in document["metrics"] if row["metric"] == "step.mean"), None
+        )
+        far = most and step is not None and abs(step) > _BEYOND * most
+        what = "change by far more" if far else "are not comparable"
+        sentences.append(f"The work per step differs: {named}; step times {what}.")
     changed = len(document["configuration"])
     if changed:
         sentences.append(

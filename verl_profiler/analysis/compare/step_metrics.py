@@ -9,7 +9,11 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from verl_profiler.analysis.console_timers import logged_phases, logged_steps
+from verl_profiler.analysis.console_timers import (
+    generation_times,
+    logged_phases,
+    logged_steps,
+)
 from verl_profiler.analysis.explain.ledger import ACCOUNTS
 from verl_profiler.analysis.explain.rules import BETWEEN
 from verl_profiler.analysis.selection import Rows, Steps, estimated, in_steps, nested
@@ -168,7 +172,7 @@ def logged_metrics(run: LoggedRun) -> Rows:
     """Return what a console log has of these metrics, as `step_metrics` returns its rows.
 
     Returns:
-        `step`, its phases, `unaccounted`, `total_tokens` and `tokens_per_s_per_gpu` of each step, and
+        `step`, its phases, the timers inside `gen`, `unaccounted`, `total_tokens` and `tokens_per_s_per_gpu` of each step, and
         `step_to_step` where the log shows what lies between steps; after the last one, as much as on average.
     """
     rows: Rows = []
@@ -187,6 +191,13 @@ def logged_metrics(run: LoggedRun) -> Rows:
         for row in steps:
             whole_s = row["step_s"] + row["outside_s"] + unknown.get(row["step"], 0.0)
             rows.append(once(row["step"], "step_to_step", "s", whole_s))
+    # Of an agent loop's timers, those of its longest request.
+    inside = [
+        row
+        for row in generation_times(run)
+        if row["inside"] and ("/" not in row["timer"] or row["timer"].endswith("/max"))
+    ]
+    phases |= nested(inside, "duration_s", "timer", "step")
     rows += [
         once(row["step"], name, "s", durations.get(row["step"], 0.0))
         for name, durations in phases.items()

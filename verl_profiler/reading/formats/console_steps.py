@@ -61,7 +61,7 @@ _TIMER = "timing_s/"
 _STEP_TIMER = f"{_TIMER}step"
 _PERF = "perf "
 _DRAWN = "Training Progress:"
-_SLIME = re.compile(r"(?<![\w/])perf (?P<step>\d{1,9}): (?P<values>\{'perf/[^{}]*\})")
+_SLIME = re.compile(r"(?<![\w/])perf (?P<step>\d{1,9}): (?P<values>\{[^{}]*'perf/[^{}]*\})")
 # tqdm's line, which verl's trainers draw after each step: steps, all steps, time since the launch.
 _BAR = re.compile(
     r"Training Progress: [^|\r\n]{1,9}\|[^|\r\n]*\| (\d{1,9})/(\d{1,9}) \[([\d:]{4,12})<"
@@ -72,6 +72,7 @@ _SUMMARIZED = re.compile(r"wandb: +(?P<name>\S+) (?P<value>[-+]?[\d.]+(?:e[-+]?\
 _STEP_NAMES = ("training/global_step", "global_step", "_step")
 # slime's step is its waiting and its training; all other timers are parts of these.
 _OF_SLIME = ("step", "train_wait", "train")
+_ROLLOUT = f"{_TIMER}slime/rollout"
 
 _NUMBER = r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)"
 _VALUE = (
@@ -214,6 +215,8 @@ def _lines_and_bars(path: Path, problems: list[str]) -> Iterator[StepLine | tupl
     printed = False
     summary: dict[str, float] | None = None
     summary_at = 0
+    # slime's rollouts have lines of their own, before those of their steps.
+    rollouts: dict[int, float] = {}
     for number, raw in file_lines(path, problems):
         if _SUMMARY in raw:
             summary, summary_at = {}, number
@@ -226,7 +229,12 @@ def _lines_and_bars(path: Path, problems: list[str]) -> Iterator[StepLine | tupl
             if slime is not None:
                 printed = True
                 at = StepLine(int(slime["step"]), {}, path, number, line.pid)
-                yield _of_slime(at, slime["values"])
+                values = _of_slime(slime["values"])
+                if values.keys() == {_ROLLOUT}:
+                    rollouts[at.step] = values[_ROLLOUT]
+                else:
+                    rollout = {_ROLLOUT: rollouts[at.step]} if at.step in rollouts else {}
+                    yield _of_metrics(at, rollout | values)
                 continue
             match = _STEP.search(line.text)
             if match is None and current is not None and current.continued(line):
@@ -261,20 +269,21 @@ def _of_metrics(line: StepLine, values: Mapping[str, float]) -> StepLine:
     )
 
 
-def _of_slime(line: StepLine, text: str) -> StepLine:
-    """Read a line of slime (slime/utils/train_metric_utils.py); its step is waiting and training."""
+def _of_slime(text: str) -> dict[str, float]:
+    """Read the times of a line of slime (slime/observability/); its step is waiting and training."""
     try:
         content = ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return line
+        return {}
     values: dict[str, float] = {}
     pairs = cast("dict[Any, Any]", content).items() if isinstance(content, dict) else ()
     for name, value in pairs:
-        timer = str(name).removeprefix("perf/").removesuffix("_time")
-        if isinstance(value, int | float) and str(name).endswith("_time"):
+        if str(name).startswith("perf/") and str(name).endswith("_time"):
+            timer = str(name).removeprefix("perf/").removesuffix("_time")
             part = "" if timer in _OF_SLIME else "slime/"
-            values[f"{_TIMER}{part}{timer}"] = float(value)
-    return _of_metrics(line, values)
+            if isinstance(value, int | float):
+                values[f"{_TIMER}{part}{timer}"] = float(value)
+    return values
 
 
 class _Text:
