@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 # Phases whose time is compared with the tokens of their step.
 OF_TOKENS = frozenset({"gen", *FORWARD, *FORWARD.values()})
 
-# A step stands out if it has so many times the median, and so many times what the others vary by.
+# A step stands out if it has so many times the median, and so many times what the others vary by; of three steps,
+# of which two are alike by chance, twice the median.
 _TIMES, _SPREADS = 1.5, 8
+_TIMES_OF_THREE = 2.0
 # Steps that establish growth or a change, and those on either side of a change.
 _STEPS, _SIDE = 5, 3
 # Normal quantiles of Fisher's z of a correlation: one test, and the best of all places of a change.
@@ -185,7 +187,8 @@ def _far_above(series: _Series) -> tuple[float, list[int]]:
     """Return the median of a series, and the steps that are far above it."""
     typical = median(series.values())
     spread = median(abs(each - typical) for each in series.values())
-    limit = max(_TIMES * typical, typical + _SPREADS * 1.48 * spread)
+    times = _TIMES if len(series) > 3 else _TIMES_OF_THREE
+    limit = max(times * typical, typical + _SPREADS * 1.48 * spread)
     return typical, [step for step, each in series.items() if each > limit]
 
 
@@ -199,7 +202,7 @@ def _stalled_in(
     found: list[tuple[int, str, float]] = []
     for phase, series in phases.items():
         typical, out = _far_above(series)
-        if len(series) < 4 or len(out) > max(len(series) // 10, 1):
+        if len(series) < 3 or len(out) > max(len(series) // 10, 1):
             continue
         tokens = demands.get(phase, {})
         usual = median(tokens.values()) if tokens else 0.0
