@@ -363,7 +363,7 @@ def test_what_an_asynchronous_trainer_measured_is_told_in_the_sentences_of_its_l
     assert [
         "train: responses at the length limit 18 %",
         "train: the trainer's step without samples 25 %",
-        "train: the rollouter's time in a pause 50 %",
+        "train: a version's time since the rollouter's last pause began 50 %",
         "train: mean staleness of samples, in versions 1.5",
         "train: samples dropped as too old, by now 80",
     ] == answer["notes"]

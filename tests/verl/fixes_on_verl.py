@@ -5,6 +5,7 @@
 The folder has the files.  `test_fixes.py` reads the report.
 """
 
+import inspect
 import json
 import sys
 from types import SimpleNamespace
@@ -64,4 +65,9 @@ def router():
     return {"stays": stays, "calls": router._inflight_requests[other]}
 
 
-print("REPORT " + json.dumps({**sampler(), **router()}))
+def sync():
+    """Return whether trainers that share their devices with the rollout set the sync's backend themselves."""
+    return {"sync_is_naive": '.backend = "naive"' in inspect.getsource(trainer_base)}
+
+
+print("REPORT " + json.dumps({**sampler(), **router(), **sync()}))

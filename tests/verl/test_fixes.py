@@ -278,6 +278,12 @@ def test_pasted_files_are_loaded_by_verl_and_change_what_they_are_for(tmp_path, 
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     found = reported("fixes_on_verl.py", tmp_path)
+    # Advice in words that only some trainers can follow.
+    assert found["sync_is_naive"]
+    for name in ("weight_sync", "sync_bound"):
+        assert "rollout has devices of its own, a faster rollout.checkpoint_engine" in (
+            RULES[name].advice.replace("Where", "where")
+        )
     differing = found["differing"]
 
     assert 0.2 == found["polls"]

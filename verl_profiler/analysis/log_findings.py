@@ -41,7 +41,7 @@ _GENERATES = ("generate_sequences", "generation_timing")
 _FACTS = (
     ("response_length/clip_ratio", "responses at the length limit", share),
     ("trainer/idle_ratio", "the trainer's step without samples", share),
-    ("rollouter/idle_ratio", "the rollouter's time in a pause", share),
+    ("rollouter/idle_ratio", "a version's time since the rollouter's last pause began", share),
     ("partial/partial_ratio", "samples of several versions of the weights", share),
     ("agent_loop/num_preempted/mean", "preemptions of a request", "{:.3g}".format),
     ("trajectory_staleness/mean", "mean staleness of samples, in versions", "{:.3g}".format),
