@@ -133,3 +133,50 @@ def test_slime_s_steps_are_finished(tmp_path):
     assert log_end(log).startswith(
         "After step 51 it failed with HTTPStatusError: Server error '503"
     )
+
+
+def test_what_a_request_s_process_handled_did_not_end_the_training(tmp_path):
+    """https://github.com/verl-project/verl/issues/4124: the agent loop goes on without the tool."""
+    handled = (
+        "(AgentLoopWorker pid={0}) ERROR Error when executing tool: 'solve'\n"
+        "(AgentLoopWorker pid={0}) Traceback (most recent call last):\n"
+        '(AgentLoopWorker pid={0})   File "/w/verl/tool_agent_loop.py", line 143, in _call_tool\n'
+        "(AgentLoopWorker pid={0}) KeyError: 'solve'\n"
+    )
+    text = "".join(map(handled.format, (5, 6, 5))) + "(AgentLoopWorker pid=5) goes on\n"
+
+    assert (
+        "After step 6 KeyError was raised 3 times in _call_tool (/w/verl/tool_agent_loop.py:143, tool): 'solve'; "
+        "the log does not show that this ended the training."
+    ) == ended(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "(TaskRunner pid=7) 'Final validation metrics: {...}'\n",
+        "Training Progress: 100%|##########| 6/6 [21:58<00:00, 219.9s/it]\n",
+    ],
+)
+def test_what_fails_after_the_last_step_is_after_it(tmp_path, last):
+    """https://github.com/verl-project/verl/issues/1299."""
+    died = "(raylet) A worker died. Worker exit type: SYSTEM_ERROR Worker exit detail: Connection error. Some.\n"
+
+    assert ended(tmp_path, last + died).startswith(
+        "All steps were finished at step 6; then it failed (Worker exit type: SYSTEM_ERROR"
+    )
+    assert ended(tmp_path, last.replace("6/6", "6/9").replace("Final", "") + died).startswith(
+        "After step 6 it failed"
+    )
+
+
+def test_timeouts_before_an_exception_are_named(tmp_path):
+    """https://github.com/microsoft/agent-lightning/issues/218."""
+    lines = "".join(
+        f"(P server) Task rollout-{n} timed out after 600.0s, requeued\n" for n in range(8)
+    )
+
+    assert (
+        "'r' (8 lines such as: (P server) Task rollout-… timed out after ….…s, requeued)."
+        in ended(tmp_path, lines + DRIVER + "KeyError: 'r'\n")
+    )

@@ -6,16 +6,25 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from verl_profiler.events.failure_texts import text_and_meaning
 from verl_profiler.reading.formats.console_log import ConsoleLine, file_lines, lines_of, stamps_us
 from verl_profiler.reading.formats.console_steps import bars_in
 from verl_profiler.units import counted, seconds
 
-# File, line and function; the type of an exception, its message and its frame.
+# File, line and function.
 _Frame: TypeAlias = "tuple[str, str, str]"
-_Failure: TypeAlias = "tuple[str, str, _Frame | None]"
+
+
+class _Failure(NamedTuple):
+    """An exception: its type, message and frame, and the name of the process that printed it."""
+
+    name: str
+    message: str
+    at: _Frame | None
+    process: str
+
 
 _FRAME = re.compile(
     r'^\s*File "(?P<file>[^"\n]{1,400})", line (?P<line>\d{1,7}), in (?P<name>\S{1,200})'
@@ -41,6 +50,8 @@ _COLLECTIVE = re.compile(
     r"\[PG (?:ID \d{1,6} PG GUID )?(?P<group>[^\]\n]{1,120}?) ?Rank (?P<rank>\d{1,6})\].{1,200}?"
     r"last enqueued (?:NCCL )?work: (?P<enqueued>\d{1,12})"
 )
+# Processes that handle what the requests of a step raise; verl's trainer goes on.
+_OF_REQUESTS = re.compile(r"^(?:AgentLoop|Reward|Execution)")
 # What an HTTP server prints of each request, as for the checks of its health.
 _REQUEST = re.compile(r'"(?:GET|POST|HEAD) /\S{0,300} HTTP/\d')
 _DIGITS = re.compile(r"\d+")
@@ -56,6 +67,8 @@ _START_UP = (
     ("Application startup complete", "an engine was started"),
     ("Training Progress: ", "start-up was over"),
 )
+# What verl prints after the last step.
+_COMPLETE = "Final validation metrics"
 # A finished step of verl, and of slime.
 _STEP = re.compile(
     r"(?<![\w/@.\-])step:(?P<step>\d{1,9}) - |(?<![\w/])perf (?P<perf>\d{1,9}): \{[^{}]*'perf/train_time'"
@@ -77,6 +90,8 @@ _OF_TRAINING = re.compile(r"/(?:verl|sglang|vllm)/")
 _MESSAGE = 300
 # Of requests alone, as long as `stuck` waits where a usual length is not known.
 _SILENT_S = 600
+# Timeouts that are named.
+_OFTEN = 3
 # Ranks that are named.
 _NAMED = 4
 # Lines since the last step that are looked at, the last ones.
@@ -128,7 +143,9 @@ def log_end(path: Path) -> str:
     what = end.failure()
     unlogged = _unlogged(bars) if step is None else ""
     if step is not None or unlogged:
-        ended = f"After step {bars[-1][0] if step is None else step} {what}." if what else ""
+        at = f"step {bars[-1][0] if step is None else step}"
+        after = f"All steps were finished at {at}; then" if end.complete else f"After {at}"
+        ended = f"{after} {what}." if what else ""
         return " ".join(each for each in (ended or end.silence(), unlogged) if each)
     if what:
         return f"No step was finished: {f'after {phase} ' if phase else ''}{what}."
@@ -147,10 +164,13 @@ class _End:
         self._frames: dict[int | None, list[_Frame]] = {}
         self._waited: dict[int | None, list[_Frame]] = {}
         self._debugger = False
+        # All steps were finished.
+        self.complete = False
         # The text by which it is known, and what that means.
         self._reason = "", ""
         # Lines of a log differ mostly in their numbers.
         self._shapes: set[str] = set()
+        self._timeouts: Counter[str] = Counter()
         self._host = ""
         self._holders: dict[str, float] = {}
         self._collectives: dict[str, dict[str, int]] = {}
@@ -163,10 +183,15 @@ class _End:
             self._end = line
             self.last = self.last if self.last.text and _REQUEST.search(line.text) else line
         self._debugger |= _DEBUGGER.match(line.text) is not None
-        shape = _DIGITS.sub("", line.text)
+        self.complete |= _COMPLETE in line.text or any(
+            step >= steps for step, steps, _ in bars_in(line.text)
+        )
+        shape = _DIGITS.sub("…", line.text)
         if not self._reason[0] and shape not in self._shapes:
             self._shapes.add(shape)
             self._reason = text_and_meaning(line.text)
+        if "timed out" in line.text:
+            self._timeouts[shape] += 1
         text = _ENGINE.sub("", line.text)
         frame, wrapped = _FRAME.match(text), _WRAPPED.match(text)
         if frame is not None:
@@ -177,10 +202,12 @@ class _End:
         elif (error := _ERROR.match(text)) is not None:
             own = self._frames.pop(line.pid, []) or self._waited.pop(line.pid, [])
             at = max(reversed(own), key=_nearness, default=None)
-            self._failures.append((error["type"].rpartition(".")[2], error["message"] or "", at))
+            name = error["type"].rpartition(".")[2]
+            self._failures.append(_Failure(name, error["message"] or "", at, line.process or ""))
         elif (named := _OBJECT.match(text)) is not None and self._failures:
-            name, message, at = self._failures[-1]
-            self._failures[-1] = name, f"{message.rstrip('.')} ({named[1]})", at
+            last = self._failures[-1]
+            message = f"{last.message.rstrip('.')} ({named[1]})"
+            self._failures[-1] = last._replace(message=message)
         elif (used := _USED.search(text)) is not None:
             self._host = f"{used['used']} GB of {used['all']} GB were used"
             self._holders.clear()
@@ -193,16 +220,18 @@ class _End:
 
     def failure(self) -> str:
         """Return what ended the training; empty if the lines do not show it."""
-        framed = [each for each in self._failures if each[2] is not None] or self._failures
+        framed = [each for each in self._failures if each.at is not None] or self._failures
         text, meaning = self._reason
         what = "it failed" if text else ""
         if self._debugger:
             what = "it waits in a debugger (Pdb)"
         elif framed:
-            name, message, at = framed[-1]
+            name, message, at, process = framed[-1]
             what = f"it failed with {_failure(name, at, message)}"
             if before := _before(framed):
                 what = f"{before}; then {what}"
+            elif not text and _OF_REQUESTS.search(process):
+                what = f"{_raised(framed, framed[-1])}; the log does not show that this ended the training"
         more = [*_apart(self._collectives)]
         if self._host:
             who = max(self._holders, key=self._holders.__getitem__, default=None)
@@ -212,6 +241,9 @@ class _End:
             more.insert(0, f"{text} ({meaning})" if meaning else text)
         elif meaning:
             more.insert(0, meaning)
+        for shape, times in self._timeouts.most_common(1):
+            if times >= _OFTEN:
+                more.append(f"{times:,} lines such as: {shape.strip()[:_MESSAGE]}")
         return f"{what} ({'; '.join(more)})" if what and more else what
 
     def silence(self) -> str:
@@ -243,23 +275,29 @@ def _unlogged(bars: Sequence[tuple[int, ...]]) -> str:
 
 
 def _before(failures: Sequence[_Failure]) -> str:
-    """Return what the user's code raised most often before an exception of installed code; else empty."""
+    """Return what caused the last exception, or what the user's code raised most often before; else empty."""
     *others, last = failures
-    causes = [each for each in others if _CAUSED.search(each[1]) is None]
-    if causes and _CAUSED.search(last[1]) is not None:
-        name, message, at = causes[-1]
-        return f"{name} {_failure('was raised', at, message)}"
-    if last[2] is not None and _is_own(last[2]):
+    causes = [each for each in others if _CAUSED.search(each.message) is None]
+    if causes and _CAUSED.search(last.message) is not None:
+        return _raised(causes[-1:], causes[-1])
+    if last.at is not None and _is_own(last.at):
         return ""
     raised = Counter(
-        (name, at) for name, _, at in others if at is not None and _is_own(at) and at != last[2]
+        (each.name, each.at)
+        for each in others
+        if each.at is not None and _is_own(each.at) and each.at != last.at
     )
     if not raised:
         return ""
-    ((name, at), times), *_ = raised.most_common(1)
-    message = next(text for each, text, place in others if (each, place) == (name, at))
+    (most, _), *_ = raised.most_common(1)
+    return _raised(others, next(each for each in others if (each.name, each.at) == most))
+
+
+def _raised(failures: Sequence[_Failure], one: _Failure) -> str:
+    """Return how often an exception was raised in one place."""
+    times = sum((each.name, each.at) == (one.name, one.at) for each in failures)
     count = f" {times:,} times" if times > 1 else ""
-    return f"{name} {_failure(f'was raised{count}', at, message)}"
+    return f"{one.name} {_failure(f'was raised{count}', one.at, one.message)}"
 
 
 def _failure(error: str, at: _Frame | None, message: str) -> str:
