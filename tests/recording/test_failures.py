@@ -97,7 +97,7 @@ Error in memory profiling. Initial free memory 70.1 GiB, current free memory 75.
 We couldn't connect to 'https://huggingface.co' to load the files, secret => huggingface.co
 where the task (actor ID: 9e, name=secret, pid=41, memory used=56.57GB) was running was 246.41GB / 251.54GB (0.979583), which exceeds the memory usage threshold of 0.95. secret => 246.41GB / 251.54GB | threshold of 0.95 | not the one that holds most
 RPC call to sample_tokens timed out. secret => RPC call to sample_tokens timed out | does not answer
-Server error '503 Service Unavailable' for url 'http://10.0.0.2:3938/generate' secret => 503 Service Unavailable | no engine
+httpx.HTTPStatusError: Server error '503 Service Unavailable' for url 'http://secret' => 503 Service Unavailable | no engine
 The actor is dead because all references to the actor were removed. secret => all references to the actor were removed | must hold a reference
 Last State: Terminated, Reason: OOMKilled secret => OOMKilled | container
 """
