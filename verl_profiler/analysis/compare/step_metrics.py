@@ -195,7 +195,9 @@ def logged_metrics(run: LoggedRun) -> Rows:
     inside = [
         row
         for row in generation_times(run)
-        if row["inside"] and ("/" not in row["timer"] or row["timer"].endswith("/max"))
+        if row["inside"]
+        and row["duration_s"]
+        and ("/" not in row["timer"] or row["timer"].endswith("/max"))
     ]
     phases |= nested(inside, "duration_s", "timer", "step")
     rows += [
