@@ -10,6 +10,7 @@ import pytest
 from stuck_runs import GATHER, NOW, RUN, WORKER, ago, call, header, opened, phase, request, write
 
 from verl_profiler.cli import main
+from verl_profiler.events.failure_texts import reason_in
 from verl_profiler.live.stuck import verdict
 
 HERE = Path(__file__).parent
@@ -24,6 +25,13 @@ MEMORY = {
     "pid": 70,
     "ip": "10.0.0.7",
     "reason": "CUDA out of memory. Tried to allocate 2.50 GiB",
+}
+# Of the host, where Ray ended a worker.
+ENDED = {
+    **MEMORY,
+    "reason": reason_in(
+        "250.04GB / 251.54GB (0.99), which exceeds the memory usage threshold of 0.95"
+    ),
 }
 RANKS = {f"actor_{rank}": header("actor", rank, pid=70 + rank) for rank in (0, 1)}
 
@@ -46,6 +54,7 @@ def failure(open_s=4.0, **more):
     [
         (DIED, f"actor_1, which died: {DIED['reason']}", "high"),
         (MEMORY, f"actor_0 raised OutOfMemoryError: {MEMORY['reason']}", "high"),
+        (ENDED, f"actor_0, which died: {ENDED['reason']}", "high"),
         ({"error": "ValueError"}, "trainer_0 raised ValueError", "high"),
         (
             {"error": "KeyError", "pid": 5, "ip": "10.0.0.9"},

@@ -95,7 +95,8 @@ out of resource: shared memory, Required: 147456, Hardware limit: 101376. secret
 No CUDA GPUs are available secret => No CUDA GPUs are available
 Error in memory profiling. Initial free memory 70.1 GiB, current free memory 75.2 GiB. secret => memory profiling | others
 We couldn't connect to 'https://huggingface.co' to load the files, secret => huggingface.co
-where the task (actor ID: 9e, name=secret, pid=41, memory used=56.57GB) was running was 246.41GB / 251.54GB (0.979583), which exceeds the memory usage threshold of 0.95. secret => 246.41GB / 251.54GB | threshold of 0.95 | not the one that holds most
+where the task (actor ID: 9e, name=secret, pid=41, memory used=56.57GB) was running was 246.41GB / 251.54GB (0.979583), which exceeds the memory usage threshold of 0.95. secret => 246.41GB / 251.54GB | threshold of 0.95 | need not be the one that holds most
+Memory on the node where the lease (name=secret, pid=2285, memory used=10.13GB) was running was 250.04GB / 251.54GB (0.994), which exceeds the memory usage threshold of 0.95. Top 10 memory users:\nPID MEM(GB) COMMAND\n1802 229.84 ray::TaskRunner.run\n2285 10.13 ray::AgentLoopWorker\n9 1.0 python secret => 1802 229.84 ray::TaskRunner.run | memory ran out
 RPC call to sample_tokens timed out. secret => RPC call to sample_tokens timed out | does not answer
 httpx.HTTPStatusError: Server error '503 Service Unavailable' for url 'http://secret' => 503 Service Unavailable | no engine
 The actor is dead because all references to the actor were removed. secret => all references to the actor were removed | must hold a reference

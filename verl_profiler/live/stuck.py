@@ -58,7 +58,7 @@ _INTERRUPTS = ("KeyboardInterrupt", "SystemExit")
 # Of Ray: the process is gone, rather than an exception raised in it.
 _DEATHS = ("ActorDiedError", "ActorUnavailableError", "WorkerCrashedError", "NodeDiedError")
 # Of its memory monitor; torch has an OutOfMemoryError of its own, which kills nothing.
-_MEMORY_MONITOR = "exceeds the memory usage threshold"
+_MEMORY_MONITOR = "the host's memory ran out"
 _UNWRITTEN = (
     "What the run waits for: no process can write what it has open. Events are kept in memory or counted "
     "as dropped until there is room; training goes on unless it writes there, too."
