@@ -822,7 +822,7 @@ def test_the_parts_of_slime_s_waiting_are_named(tmp_path):
     assert "update_weights 3 min 59 s" in first_of(log)["message"]
 
 
-def test_slime_s_rollout_and_the_parts_of_its_training_are_named(tmp_path):
+def test_slime_s_rollout_and_the_parts_of_its_training_are_named(tmp_path, capsys):
     """https://github.com/THUDM/slime/issues/1072: half of the step is waiting."""
     rollout = "{'rollout/response_len/mean': 1003.2, 'perf/rollout_time': 318.4, 'perf/tokens_per_gpu_per_sec': 402.1}"
     train = (
@@ -836,6 +836,9 @@ def test_slime_s_rollout_and_the_parts_of_its_training_are_named(tmp_path):
             for n in range(6)
         )
     )
+    # Its first step is 0.
+    assert 0 == main(["diff", str(log), str(log)])
+    assert "5 steps, 1 to 5; step 0 left out as warm-up" in capsys.readouterr().out
     (run,) = logged_runs([log], [])
     waits, trains = (row["message"] for row in log_findings(run))
 

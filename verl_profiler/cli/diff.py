@@ -300,8 +300,9 @@ def _read_log(each: Side) -> Measured:
             f"{problems[0] if problems else 'Split it: verl-profiler timing lists them'}",
             "several-runs" if runs else "no-events",
         )
-    first, last = each.steps or (1, max(line.step for line in runs[0].lines))
-    rows = [row for row in logged_metrics(runs[0]) if first <= row["step"] <= last]
+    rows = logged_metrics(runs[0])
+    if each.steps is not None:
+        rows = [row for row in rows if each.steps[0] <= row["step"] <= each.steps[1]]
     return _chosen(each, rows, {}, asynchronous=False)
 
 

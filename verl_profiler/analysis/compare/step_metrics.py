@@ -176,7 +176,7 @@ def logged_metrics(run: LoggedRun) -> Rows:
         `step_to_step` where the log shows what lies between steps; after the last one, as much as on average.
     """
     rows: Rows = []
-    steps = [row for row in logged_steps(run) if row["step_s"] is not None and row["step"] > 0]
+    steps = [row for row in logged_steps(run) if row["step_s"] is not None]
     for row in steps:
         rows.append(once(row["step"], "step", "s", row["step_s"]))
         for name, unit in (("total_tokens", ""), ("tokens_per_s_per_gpu", "/s")):
