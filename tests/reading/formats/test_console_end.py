@@ -170,13 +170,15 @@ def test_what_fails_after_the_last_step_is_after_it(tmp_path, last):
     )
 
 
-def test_timeouts_before_an_exception_are_named(tmp_path):
-    """https://github.com/microsoft/agent-lightning/issues/218."""
-    lines = "".join(
-        f"(P server) Task rollout-{n} timed out after 600.0s, requeued\n" for n in range(8)
-    )
+def test_timeouts_that_are_many_are_named(tmp_path):
+    """https://github.com/microsoft/agent-lightning/issues/218, and verl's 3478, which goes on."""
+    line = "(P server) Task rollout-8{:x}c-f{} timed out after 600.0s, requeued\n"
+    lines = "".join(line.format(n + 8, n) for n in range(8))
+    named = f"The log has 8 lines of timeouts such as: {line.format(15, 7).strip()}"
 
-    assert (
-        "'r' (8 lines such as: (P server) Task rollout-… timed out after ….…s, requeued)."
-        in ended(tmp_path, lines + DRIVER + "KeyError: 'r'\n")
-    )
+    assert f": 'r'. {named}" in ended(tmp_path, lines + DRIVER + "KeyError: 'r'\n")
+    log = tmp_path / "goes_on.log"
+    log.write_text(lines + STEP)
+    assert named == log_end(log)
+    log.write_text(line.format(1, 1) + STEP)
+    assert not log_end(log)

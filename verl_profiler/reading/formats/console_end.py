@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -55,6 +55,7 @@ _OF_REQUESTS = re.compile(r"^(?:AgentLoop|Reward|Execution)")
 # What an HTTP server prints of each request, as for the checks of its health.
 _REQUEST = re.compile(r'"(?:GET|POST|HEAD) /\S{0,300} HTTP/\d')
 _DIGITS = re.compile(r"\d+")
+_IDS = re.compile(r"[0-9a-f-]{0,40}\d[0-9a-f-]{0,40}")
 _DEBUGGER = re.compile(r"^\(Pdb\)|^> \S+\(\d+\)\S*\(\)$")
 # What a trainer, its workers and engines print once a phase of start-up is over, in this order.
 _START_UP = (
@@ -91,7 +92,7 @@ _MESSAGE = 300
 # Of requests alone, as long as `stuck` waits where a usual length is not known.
 _SILENT_S = 600
 # Timeouts that are named.
-_OFTEN = 3
+_OFTEN = 5
 # Ranks that are named.
 _NAMED = 4
 # Lines since the last step that are looked at, the last ones.
@@ -114,6 +115,8 @@ def log_end(path: Path) -> str:
     reached, trains = -1, False
     # The first of a launch, and the last.
     bars: list[tuple[int, ...]] = []
+    # Lines that differ in numbers only.
+    timeouts: dict[str, tuple[int, str]] = {}
     # What a step was finished after did not end the training.
     since: deque[str] = deque(maxlen=_SINCE)
     for number, raw in file_lines(path, []):
@@ -136,6 +139,9 @@ def log_end(path: Path) -> str:
                 bars.clear()
             bars[1:] = [bar]
         since.append(raw)
+        if "timed out" in raw:
+            shape = _IDS.sub("", raw)
+            timeouts[shape] = timeouts.get(shape, (0, ""))[0] + 1, raw
     phase = _START_UP[reached][1] if reached >= 0 else ""
     end = _End()
     for line in (line for raw in since for line in lines_of(raw, 0)):
@@ -146,7 +152,8 @@ def log_end(path: Path) -> str:
         at = f"step {bars[-1][0] if step is None else step}"
         after = f"All steps were finished at {at}; then" if end.complete else f"After {at}"
         ended = f"{after} {what}." if what else ""
-        return " ".join(each for each in (ended or end.silence(), unlogged) if each)
+        told = ended or end.silence(), unlogged, _often(timeouts.values())
+        return " ".join(each for each in told if each)
     if what:
         return f"No step was finished: {f'after {phase} ' if phase else ''}{what}."
     if phase:
@@ -170,7 +177,6 @@ class _End:
         self._reason = "", ""
         # Lines of a log differ mostly in their numbers.
         self._shapes: set[str] = set()
-        self._timeouts: Counter[str] = Counter()
         self._host = ""
         self._holders: dict[str, float] = {}
         self._collectives: dict[str, dict[str, int]] = {}
@@ -186,12 +192,10 @@ class _End:
         self.complete |= _COMPLETE in line.text or any(
             step >= steps for step, steps, _ in bars_in(line.text)
         )
-        shape = _DIGITS.sub("…", line.text)
+        shape = _DIGITS.sub("", line.text)
         if not self._reason[0] and shape not in self._shapes:
             self._shapes.add(shape)
             self._reason = text_and_meaning(line.text)
-        if "timed out" in line.text:
-            self._timeouts[shape] += 1
         text = _ENGINE.sub("", line.text)
         frame, wrapped = _FRAME.match(text), _WRAPPED.match(text)
         if frame is not None:
@@ -241,9 +245,6 @@ class _End:
             more.insert(0, f"{text} ({meaning})" if meaning else text)
         elif meaning:
             more.insert(0, meaning)
-        for shape, times in self._timeouts.most_common(1):
-            if times >= _OFTEN:
-                more.append(f"{times:,} lines such as: {shape.strip()[:_MESSAGE]}")
         return f"{what} ({'; '.join(more)})" if what and more else what
 
     def silence(self) -> str:
@@ -255,6 +256,13 @@ class _End:
             f"For the last {seconds((until[-1] - at[0]) / 1e6)} of the log only HTTP servers printed lines; "
             f"the last other line: {self.last.text.strip()[:_MESSAGE]}"
         )
+
+
+def _often(timeouts: Iterable[tuple[int, str]]) -> str:
+    """Return the timeouts that are most, of lines by their number; empty if they are few."""
+    times, raw = max(timeouts, default=(0, ""))
+    shown = "".join(line.text.strip()[:_MESSAGE] for line in lines_of(raw, 0))
+    return f"The log has {times:,} lines of timeouts such as: {shown}" if times >= _OFTEN else ""
 
 
 def _unlogged(bars: Sequence[tuple[int, ...]]) -> str:
