@@ -139,6 +139,18 @@ KINDS = {
     "loops": Kind(_each("loops", (0.05, 8), (0.05, 16)), r"in \d+ turns"),
     "idle_replica": Kind(_each("route", (0.34, 0.33, 0.33, 0.0)), r"serves none"),
     "fifth_prompts": Kind(_each("fifth_prompts", 10.0, 40.0), r"in the other steps", 12),
+    "long_inputs": Kind(
+        _each(
+            "long_inputs",
+            (1, 20.0),
+            (1, 40.0),
+            prefill_token=4e-4,
+            prefill_stops=True,
+            per_held=4e-7,
+        ),
+        r"times the prompt tokens",
+        beside=("prefill_token",),
+    ),
     "long_context": Kind(_each("prefill_token", 2e-2, 5e-2), r"[Pp]refill"),
     # Asynchronous runs: what a step waits for was dispatched by several.
     "flowing_tool": _flowing(_each("slow_tool", 20.0, 40.0, 80.0), "browse"),
@@ -202,7 +214,8 @@ def pair(kind, severity, seed):
     planted = replace(Plan(steps=KINDS[kind].steps, seed=seed), **KINDS[kind].severities[severity])
     # What only makes room for the fault stays.
     kept = {"shuffle", "steps", "per_call", "reward_workers", "workers", "samples", "spread"}
-    kept |= {"timed", "collective", "own_passes", "seed", "ahead", *KINDS[kind].beside}
+    kept |= {"timed", "collective", "own_passes", "seed", "ahead", "prefill_stops", "per_held"}
+    kept |= {*KINDS[kind].beside}
     kept |= {"prefill_token"} if "cache_lost" in KINDS[kind].severities[severity] else set()
     sound = replace(planted, **{k: v for k, v in vars(_WITHOUT).items() if k not in kept})
     return Training(planted), _simulated(sound)

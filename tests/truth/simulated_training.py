@@ -50,6 +50,8 @@ class Plan:
     long_prompts: tuple[tuple[int, float], ...] = ()
     # So many prompts of each step, drawn by chance, have so many times the tokens.
     hard_prompts: tuple[int, float] = (0, 1.0)
+    # So many are themselves so many times as long.
+    long_inputs: tuple[int, float] = (0, 1.0)
     long_tail: tuple[int, float] = (0, 1.0)
     lognormal: tuple[float, int] | None = None
     build: float = 0.004
@@ -89,6 +91,9 @@ class Plan:
     capacity: tuple[int, ...] = (10**9,) * 4
     first_prefill: float = 0.0
     prefill_token: float = 1e-4
+    # Nothing decodes meanwhile; and each token takes longer by each one that the running calls hold.
+    prefill_stops: bool = False
+    per_held: float = 0.0
     cache_lost: int = 0
     timed: bool = True
     # The trainer.
@@ -244,9 +249,12 @@ class Replica:
         plan = self.plan
         own = plan.speeds[self.place] if self.slowed else 1.0
         own *= 1 + (plan.busy_host - 1) / 2 if self.place == BUSY else 1.0
-        return (plan.token + plan.per_call * calls) * own * self.factor
+        held = plan.per_held * sum(call.held for call in self.running) if plan.per_held else 0.0
+        return (plan.token + plan.per_call * calls + held) * own * self.factor
 
     def _decoding(self):
+        if self.plan.prefill_stops and any(call.ready > self.at + 1e-9 for call in self.running):
+            return []
         return [call for call in self.running if call.ready <= self.at + 1e-9]
 
     def pause(self):
@@ -294,7 +302,7 @@ class Replica:
             self.running.append(call)
         calls = self._decoding()
         token = self._per_token(len(calls))
-        times = [call.ready - self.at for call in self.running if call not in calls]
+        times = [call.ready - self.at for call in self.running if call.ready > self.at + 1e-9]
         times += [call.left * token for call in calls]
         if len(self.running) > 1 and calls:
             room = capacity - sum(each.held for each in self.running)
@@ -385,6 +393,9 @@ class Training:
             if turn < turns - 1:
                 tools.append((tool, picks, of.random()))
         longer = plan.fifth_prompts if step % 5 == 0 else 1.0
+        many, times = plan.long_inputs
+        if prompt in self._random("inputs", step).sample(range(plan.prompts), many):
+            longer *= times
         return int(of.uniform(450, 800) * longer), tokens, tools
 
     def _dispatch(self, step, batch_of, places=None):

@@ -363,6 +363,7 @@ def _replicas_by_load(earlier: work.Earlier) -> Iterator[Named]:
     loads = {run: work.by_load(own) for run, own in cells.items()}
     yield from rollout_culprits.slow_replicas(earlier, cells, loads)
     yield from work.routing(earlier, loads)
+    yield from work.long_inputs(earlier, loads)
     yield from rollout_culprits.slow_hosts(earlier, loads)
 
 

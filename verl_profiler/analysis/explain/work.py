@@ -7,10 +7,13 @@ slow tool, failed calls, prefill, routing, tokens), and measures how much earlie
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations_with_replacement
 from statistics import linear_regression, median
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from verl_profiler.analysis.explain.calls import CROWDED, CROWDED_CALLS
 from verl_profiler.analysis.explain.changes import without_queue
@@ -23,6 +26,7 @@ from verl_profiler.analysis.explain.concentration import (
     places_of,
 )
 from verl_profiler.analysis.explain.model import Call, Tools, Work, measured_us
+from verl_profiler.analysis.explain.rebuilding import TOKEN_PART
 from verl_profiler.analysis.selection import Rows, Steps, by_run, grouped, in_steps, nested
 from verl_profiler.reading.tables.derivations import IN_ENGINE, SYNCHRONOUS
 from verl_profiler.units import counted, seconds, share
@@ -569,6 +573,73 @@ def first_prefill(earlier: Earlier) -> Iterator[Named]:
         yield lost_to(run, "slow_prefill", "phase", "prefill", places, text=text)
 
 
+def long_inputs(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterator[Named]:
+    """Find prompts that are themselves many times as long as the others of their step, in most steps.
+
+    Others wait for their prefill, and decode beside their tokens; and ranks train on more.
+    """
+    tables, steps = earlier.tables, earlier.steps
+    longer = f"""
+        SELECT * FROM (
+            SELECT run, step, name, request_id, prompt_tokens, prompt_tokens + coalesce(response_tokens, 0) AS tokens,
+                prompt_tokens - median(prompt_tokens) OVER every AS more, prompt_tokens / (prompt_tokens - more) AS times
+            FROM requests WHERE prompt_tokens > 0 AND NOT validate AND {in_work(steps)}
+            WINDOW every AS (PARTITION BY run, step)
+        )
+    """
+    found = tables.rows(
+        f"""
+        WITH trained AS (
+            SELECT run, step, sum(duration_us) / 1e6 AS trained_s FROM phase_tokens GROUP BY ALL
+        ), judged AS (
+            SELECT run, step, count(*) AS many, count(*) FILTER (times >= {_LONG}) AS long,
+                median(times) FILTER (times >= {_LONG}) AS times,
+                sum(more) FILTER (times >= {_LONG}) / sum(tokens) AS part
+            FROM ({longer}) GROUP BY run, step
+        )
+        SELECT run, sum(many) AS many, sum(long) AS long, median(times) AS times,
+            sum(part * trained_s) FILTER (step IN (SELECT step FROM trained)) AS trained_s
+        FROM judged LEFT JOIN trained USING (run, step) GROUP BY run
+        HAVING 0 < sum(long) AND 4 * sum(long) <= sum(many) AND 2 * count(long) FILTER (long > 0) >= count(*)
+        """
+    )
+    for row in found:
+        loads = loads_of.get(row["run"])
+        calls = f"""
+            SELECT c.*, coalesce(more, 0) AS more,
+                least(coalesce(more, 0), greatest(c.prompt_tokens - coalesce(cached_tokens, 0), 0)) AS new,
+                greatest(c.prompt_tokens - coalesce(cached_tokens, 0), 1) AS uncached
+            FROM engine_calls AS c LEFT JOIN ({longer} WHERE times >= {_LONG})
+                USING (run, step, name, request_id) WHERE NOT validate AND run = $run
+        """
+        waits = held_up(
+            f"SELECT * FROM ({calls}) WHERE prefill_us > 0",
+            "length_us * sum(new) / sum(uncached)",
+            "prefill_us * new / uncached",
+            alike=True,
+        )
+        cuts = f"""
+            WITH beside AS (
+                SELECT run, step, engine_name, sum(duration_us * more * sampled)
+                    / sum(duration_us * (prompt_tokens + coalesce(response_tokens, 0) / 2) * sampled) AS part
+                FROM ({calls}) GROUP BY ALL
+            )
+            SELECT run, step, name, request_id, 'long' AS who, sum(cut_us) AS cut_us FROM (
+                SELECT * EXCLUDE (who) FROM ({waits})
+                UNION ALL BY NAME
+                SELECT run, step, name, request_id, $held * part * batch_tokens * decoded_tokens AS cut_us
+                FROM engine_call_times JOIN beside USING (run, step, engine_name)
+                WHERE NOT validate AND part > 0 AND batch_tokens > 0 AND {in_work(steps)}
+            ) GROUP BY ALL
+        """
+        parameters = {"run": row["run"], "held": loads.slopes["held"] if loads else 0.0}
+        places = earlier(cuts, "all", parameters).get((row["run"], "long"), [])
+        lost_s = TOKEN_PART[0] * earlier.of_training(row["run"], row["trained_s"] or 0.0)
+        text = f"{row['long']:,} of {row['many']:,} requests have {row['times']:.1f} times the prompt tokens of the others"
+        named = lost_to(row["run"], "long_prompts", "prompt group", text, places)
+        yield named._replace(lost_s=lost_in(places) + lost_s)
+
+
 # A replica gets more sessions than others if they are so many times an equal share, and so many standard
 # deviations of chance more.
 _MORE, _DEVIATIONS = 1.3, 4
@@ -576,27 +647,38 @@ _MORE, _DEVIATIONS = 1.3, 4
 _OFF = 0.2
 
 
-_SUMS = ("tokens", "sessions", "loads", "squares", "us", "products")
+# What a token takes longer for: how many calls run, their tokens, and other calls' prefill, per token.
+_DEMANDS = {
+    "batch": "batch",
+    "held": "batch_tokens",
+    "prefill": "others_prefill_us / decoded_tokens",
+}
+_PAIRS = tuple(combinations_with_replacement(_DEMANDS, 2))
+_SUMS = {
+    "tokens": "decoded_tokens",
+    "us": IN_ENGINE,
+    **{name: f"{each} * decoded_tokens" for name, each in _DEMANDS.items()},
+    **{f"{name}_us": f"{each} * {IN_ENGINE}" for name, each in _DEMANDS.items()},
+    **{f"{a}_{b}": f"{_DEMANDS[a]} * {_DEMANDS[b]} * decoded_tokens" for a, b in _PAIRS},
+}
 
 
 def decoding(tables: Tables, steps: Steps, most: int = 100_000) -> dict[str, Rows]:
-    """Return sums over the decoded tokens of each step, replica and worker, by run: of load, time, and their products.
+    """Return sums over the decoded tokens of each step, replica and worker, by run: of time, demands and their products.
 
     Of more than `most` in all, those of the workers are added up: memory must not grow with the calls.
     """
     rows = tables.rows(
         f"""
         WITH cells AS MATERIALIZED (
-            SELECT run, step, engine_name AS replica, name AS worker, sum(decoded_tokens) AS tokens,
-                count(DISTINCT request_id) AS sessions, sum(batch * decoded_tokens) AS loads,
-                sum(batch ^ 2 * decoded_tokens) AS squares, sum({IN_ENGINE}) AS us,
-                sum(batch * {IN_ENGINE}) AS products
+            SELECT run, step, engine_name AS replica, name AS worker, count(DISTINCT request_id) AS sessions,
+                {", ".join(f"sum({each}) AS {name}" for name, each in _SUMS.items())}
             FROM engine_call_times WHERE NOT validate AND engine_name IS NOT NULL AND {IN_ENGINE} > 0
                 AND decoded_tokens > 0 AND batch > 0 AND {in_work(steps)} GROUP BY ALL
         )
         SELECT run, step, replica,
             CASE WHEN (SELECT count(*) FROM cells) <= {most} THEN worker ELSE '' END AS worker,
-            {", ".join(f"sum({each})::DOUBLE AS {each}" for each in _SUMS)}
+            {", ".join(f"sum({each})::DOUBLE AS {each}" for each in ("sessions", *_SUMS))}
         FROM cells GROUP BY ALL ORDER BY ALL
         """
     )
@@ -604,59 +686,94 @@ def decoding(tables: Tables, steps: Steps, most: int = 100_000) -> dict[str, Row
 
 
 def by_load(cells: Rows, who: str = "replica") -> ReplicaLoads:
-    """Return how long replicas, or workers, take per token by load.
+    """Return how long replicas, or workers, take per token, and by what they have to do besides.
 
-    The slope is of calls of the same one, so that it is not taken for slow because it has more calls than
-    others; None if its calls all ran at the same load.
+    What each demand adds is that of calls of the same one, so that it is not taken for slow because it has more
+    calls than others, longer ones, or more prefill; unknown if its calls all ran at the same load.
     """
     rows: Rows = []
-    spread = joint = 0.0
+    spread = dict.fromkeys(_PAIRS, 0.0)
+    joint = dict.fromkeys(_DEMANDS, 0.0)
     for (step, name), own in grouped(cells, "step", who).items():
-        tokens, sessions, loads, squares, us, products = (
-            sum(cell[each] for cell in own) for each in _SUMS
-        )
-        spread += max(squares - loads**2 / tokens, 0.0)
-        joint += products - loads * us / tokens
-        row = {"step": step, "who": name, "tokens": tokens, "sessions": sessions}
-        rows.append({**row, "batch": loads / tokens, "token_us": us / tokens})
+        sums = {each: sum(cell[each] for cell in own) for each in ("sessions", *_SUMS)}
+        means = {each: sums[each] / sums["tokens"] for each in (*_DEMANDS, "us")}
+        for a, b in _PAIRS:
+            spread[a, b] += sums[f"{a}_{b}"] - sums[a] * means[b]
+        for each in _DEMANDS:
+            joint[each] += sums[f"{each}_us"] - sums[each] * means["us"]
+        sizes = {"tokens": sums["tokens"], "sessions": sums["sessions"]}
+        rows.append({"step": step, "who": name, **sizes, **means, "token_us": means["us"]})
     tokens = sum(row["tokens"] for row in rows)
-    mean = sum(row["batch"] * row["tokens"] for row in rows) / tokens
-    slope = None
-    # Loads that differ by less than a tenth establish no slope.
-    if spread / tokens > (0.1 * mean) ** 2:
-        slope = max(joint / spread, 0.0)
-    elif len(rows) > 1:
-        slope = _slope_between(rows)
-    return ReplicaLoads(rows, slope)
+    means = {each: sum(row[each] * row["tokens"] for row in rows) / tokens for each in _DEMANDS}
+    # Demands that differ by less than a tenth establish nothing.
+    apart = [
+        each for each in _DEMANDS if spread[each, each] / tokens > (0.1 * means[each]) ** 2 > 0
+    ]
+    slopes = dict.fromkeys(_DEMANDS, 0.0) | _slopes(apart, spread, joint)
+    if "batch" in apart:
+        return ReplicaLoads(rows, slopes)
+    between = _slope_between(rows) if len(rows) > 1 else None
+    return ReplicaLoads(rows, slopes | {"batch": between or 0.0}, is_known=between is not None)
 
 
-# By step and who: microseconds per token, and what the others' median takes at its load.
+def _slopes(
+    demands: Sequence[str],
+    spread: Mapping[tuple[str, str], float],
+    joint: Mapping[str, float],
+) -> dict[str, float]:
+    """Fit what each demand adds to the time per token, to all of them at once; none makes it shorter."""
+    kept = [*demands]
+    while kept:
+        units = [spread[each, each] ** 0.5 for each in kept]
+        alike = [
+            [spread.get((a, b), spread.get((b, a), 0.0)) / (units[i] * units[j])
+             for j, b in enumerate(kept)] for i, a in enumerate(kept)
+        ]  # fmt: skip
+        own = [joint[each] / unit for each, unit in zip(kept, units, strict=True)]
+        found = np.linalg.lstsq(np.array(alike), np.array(own), rcond=None)[0]
+        if found.min() >= 0:
+            return {
+                each: float(slope) / unit
+                for each, slope, unit in zip(kept, found, units, strict=True)
+            }
+        kept.pop(int(found.argmin()))
+    return {}
+
+
+# By step and who: microseconds per token, and what the others' median takes with its demands.
 Speeds: TypeAlias = "dict[int, dict[str, tuple[float, float]]]"
 
 
 class ReplicaLoads(NamedTuple):
-    """Time per token and load of each replica, or worker, and step, and what one more running call adds."""
+    """Time per token and demands of each replica, or worker, and step, and what one more of each demand adds."""
 
     rows: Rows
-    slope: float | None
+    slopes: Mapping[str, float]
+    is_known: bool = True
 
     def slowness(self) -> Speeds:
-        """Return the time per token of each, and that of the others' median at its load, by step.
+        """Return the time per token of each, and that of the others' median with its demands, by step.
 
         Microseconds.  Empty if loads differ and their effect is unknown.
         """
         found: Speeds = {}
-        for step in dict.fromkeys(row["step"] for row in self.rows):
-            own = [row for row in self.rows if row["step"] == step]
+        for step, own in grouped(self.rows, "step").items():
             loads = [row["batch"] for row in own]
-            if self.slope is None and max(loads) > _MORE * min(loads):
+            if not self.is_known and max(loads) > _MORE * min(loads):
                 continue
-            slope = self.slope or 0.0
-            for row in own:
-                others = [r["token_us"] - slope * r["batch"] for r in own if r is not row]
-                if others:
-                    alike = max(median(others) + slope * row["batch"], 1.0)
-                    found.setdefault(step, {})[row["who"]] = row["token_us"], alike
+            # Per token, without others' prefill, which is not this one's speed.
+            own_us = {
+                row["who"]: row["token_us"] - self.slopes["prefill"] * row["prefill"] for row in own
+            }
+            more_us = {
+                row["who"]: sum(self.slopes[each] * row[each] for each in ("batch", "held"))
+                for row in own
+            }
+            for who, us in own_us.items():
+                others = [own_us[other] - more_us[other] for other in own_us if other != who]
+                if others and us > 0:
+                    alike = max(median(others) + more_us[who], 1.0)
+                    found.setdefault(step, {})[who] = us, alike
         return found
 
 
@@ -704,7 +821,7 @@ def routing(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterator[
             continue
         cuts = f"""
             WITH calls AS (
-                SELECT run, step, name, request_id, engine_name, batch, decoded_tokens AS tokens
+                SELECT run, step, name, request_id, engine_name, batch, batch_tokens, decoded_tokens AS tokens
                 FROM engine_call_times WHERE run = $run AND NOT validate AND batch > 0
                     AND {in_work(steps)}
             ), served AS (
@@ -714,10 +831,12 @@ def routing(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterator[
             )
             -- A call runs at least with itself.
             SELECT run, step, name, request_id, $who AS who,
-                sum($slope * (batch - greatest(batch * equal, 1)) * tokens) AS cut_us
+                sum(($slope * (batch - greatest(batch * equal, 1))
+                    + $held * batch_tokens * (1 - equal)) * tokens) AS cut_us
             FROM calls JOIN shares USING (step, engine_name) GROUP BY ALL
         """
-        parameters = {"run": run, "who": who, "many": many, "slope": loads.slope or 0.0}
+        slopes = {"slope": loads.slopes["batch"], "held": loads.slopes["held"]}
+        parameters = {"run": run, "who": who, "many": many, **slopes}
         places = earlier(cuts, "decoding", parameters).get((run, who), [])
         text = f"{who} serves {share(sessions[who] / every)} of the requests, 1 of {many} replicas"
         if idle:

@@ -143,7 +143,7 @@ _TABLES = {
     "engine_call_times": (
         f"{_REQUEST} turn attempt engine_request_id engine_name begin_us call_us outside_us queue_from_us queue_us "
         "parked_us prefill_us:DOUBLE cold_us decode_us:DOUBLE recomputed_us undivided_us decoded_tokens retractions "
-        "lost_tokens moved batch sampled:INTEGER"
+        "lost_tokens moved batch batch_tokens others_prefill_us sampled:INTEGER"
     ),
     "server_routes": (
         f"{_REQUEST} turn server sticky reason in_flight least_in_flight loads at_us "

@@ -208,24 +208,42 @@ WITH attempts AS MATERIALIZED (
         AND o.engine_end_us > r.engine_end_us - r.decoding_us
     WHERE coalesce(o.retractions, 0) = 0 AND o.tokens > 0 AND o.decoding_us > 0
     GROUP BY r.number
+), running AS MATERIALIZED (
+    SELECT run, name AS engine_name,
+        least(begin_us + coalesce(queue_us, 0) + coalesce(parked_us, 0), end_us) AS from_us, end_us,
+        least(from_us + coalesce(prefill_us, 0), end_us) AS first_us,
+        (coalesce(prompt_tokens, 0) + coalesce(response_tokens, 0) // 2)::HUGEINT AS tokens
+    FROM engine_requests LEFT JOIN parked USING (run, engine_request_id) WHERE duration_us IS NOT NULL
+), apart AS (
+    SELECT *, coalesce(from_us > max(first_us) OVER (PARTITION BY run, engine_name ORDER BY from_us
+        ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), true)::INTEGER AS is_apart
+    FROM running WHERE first_us > from_us
+), prefills AS (
+    -- In which an engine prefills without a break.
+    SELECT run, engine_name, min(from_us) AS from_us, max(first_us) AS until_us FROM (
+        SELECT *, sum(is_apart) OVER (PARTITION BY run, engine_name ORDER BY from_us) AS number FROM apart
+    ) GROUP BY run, engine_name, number
 ), moments AS (
-    SELECT NULL AS number, run, name AS engine_name,
-        least(begin_us + coalesce(queue_us, 0) + coalesce(parked_us, 0), end_us) AS at_us, 1 AS change
-    FROM engine_requests LEFT JOIN parked USING (run, engine_request_id)
-    WHERE duration_us IS NOT NULL
+    SELECT NULL AS number, run, engine_name, unnest([from_us, end_us]) AS at_us, unnest([1, -1]) AS calls,
+        unnest([tokens, -tokens]) AS tokens, 0 AS prefills FROM running
     UNION ALL
-    SELECT NULL, run, name, end_us, -1 FROM engine_requests WHERE duration_us IS NOT NULL
+    SELECT NULL, run, engine_name, unnest([from_us, until_us]), 0, 0, unnest([1, -1]) FROM prefills
     UNION ALL
-    SELECT number, run, engine_name, unnest([engine_end_us - active_us, engine_end_us]), 0
+    SELECT number, run, engine_name, unnest([engine_end_us - active_us, engine_end_us]), 0, 0, 0
     FROM parts WHERE active_us > 0
 ), areas AS (
-    -- Since the first request, running requests times time.
-    SELECT number, (at_us * sum(change) OVER moments - sum(change * at_us) OVER moments)::DOUBLE AS area
+    -- Since the first request: running requests, their tokens, and whether one is in prefill, times time.
+    SELECT number,
+        (at_us * sum(calls) OVER moments - sum(calls * at_us) OVER moments)::DOUBLE AS calls,
+        (at_us * sum(tokens) OVER moments - sum(tokens * at_us) OVER moments)::DOUBLE AS tokens,
+        (at_us * sum(prefills) OVER moments - sum(prefills * at_us) OVER moments)::DOUBLE AS prefills
     FROM moments
     WINDOW moments AS (PARTITION BY run, engine_name ORDER BY at_us
         ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
 ), batches AS (
-    SELECT number, max(area) - min(area) AS area FROM areas WHERE number IS NOT NULL GROUP BY number
+    SELECT number, max(calls) - min(calls) AS calls, max(tokens) - min(tokens) AS tokens,
+        max(prefills) - min(prefills) AS prefills
+    FROM areas WHERE number IS NOT NULL GROUP BY number
 )
 SELECT p.run, p.step, p.name, p.validate, p.request_id, p.turn, p.attempt, p.engine_request_id,
     p.engine_name, p.begin_us, p.gap_us + p.duration_us AS call_us,
@@ -243,7 +261,8 @@ SELECT p.run, p.step, p.name, p.validate, p.request_id, p.turn, p.attempt, p.eng
     CASE WHEN p.prompt_tokens > p.cached_tokens OR p.lost_tokens IS NULL THEN p.lost_tokens
         ELSE 0 END AS lost_tokens,
     p.engine_name <> p.before_name AS moved,
-    b.area / p.active_us AS batch, p.sampled
+    b.calls / p.active_us AS batch, b.tokens / p.active_us AS batch_tokens, b.prefills AS others_prefill_us,
+    p.sampled
 FROM (
     SELECT p.*,
         CASE WHEN lost_tokens > 0 AND prompt_tokens > cached_tokens
