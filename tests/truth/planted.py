@@ -90,6 +90,7 @@ KINDS = {
     "sync_grows": Kind(_each("sync_grows", 0.3, 1.0), r"update_weights|weight sync", 12),
     "cache_lost": Kind(_each("cache_lost", 2, 6, prefill_token=2e-3), r"[Pp]refix|cached"),
     "test_in_step": Kind(_each("testing_inside", 5.0, 20.0), r"[Vv]alidation"),
+    "slow_optimizer": Kind(_each("optimizer", 3.0, 12.0), r"optimizer"),
     "prepare": Kind(_each("prepare", 4.0, 20.0), r"prepare_step"),
     # What no rule was written for.
     "tool_and_adv": Kind(_each("slow_tool", 20.0, 40.0, adv=9.0), r"browse", beside=("adv",)),
@@ -118,6 +119,11 @@ KINDS = {
     "host_puts": Kind(_each("host_puts", 8.0, 30.0), r"host node-2"),
     "late_worker": Kind(_each("late_worker", 8.0, 30.0), r"worker_3"),
     "halted_replica": Kind(_each("halt", (4, 60.0), (4, 600.0)), r"step 4.*engine_1"),
+    "halted_beside_tail": Kind(
+        _each("halt", (4, 60.0), (4, 120.0), lognormal=(0.8, 4000)),
+        r"step 4.*engine_1",
+        beside=("lognormal",),
+    ),
     "unequal_slots": Kind(_each("slots_of", *((256, 256, s, 256) for s in (6, 3))), r"engine_2"),
     "pauses": Kind(_each("pauses", (0.1, 2.0), (0.2, 5.0)), r"event loop|stall"),
     "late_ranks": Kind(_each("late_rank", 2.0, 8.0, collective=False), r"ranks wait"),

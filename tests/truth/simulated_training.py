@@ -114,6 +114,7 @@ class Plan:
     collective: bool = True
     # A rank is slow in the update only, and the others wait for it in the optimizer step, not in each layer.
     own_passes: bool = False
+    optimizer: float = 0.0
     sync: float = 1.5
     sync_grows: float = 0.0
     slow_receiver: float = 0.0
@@ -754,6 +755,8 @@ class Training:
         stall, stalled = plan.stall
         if phase == "update_actor" and step == stall:
             own = [each + stalled for each in own]
+        optimizer = plan.optimizer if phase == "update_actor" else 0.0
+        own = [each + optimizer for each in own]
         if step == 1 and phase == "update_actor":
             own = [each + plan.slow_first for each in own]
         load, at = plan.moving, begin + 0.1 + plan.handover
@@ -773,11 +776,16 @@ class Training:
             forward = phase != "update_actor"
             passed = end - took + own[rank] if plan.own_passes else end
             self._event(
-                name, step, "forward_backward", end - took, passed - 0.06, forward_only=forward
+                name,
+                step,
+                "forward_backward",
+                end - took,
+                passed - 0.06 - optimizer,
+                forward_only=forward,
             )
             self._event(name, step, batch, end - took, end, **about)
             if not forward:
-                self._event(name, step, "optimizer_step", passed - 0.05, end - 0.001)
+                self._event(name, step, "optimizer_step", passed - 0.05 - optimizer, end - 0.001)
                 self._event(name, step, "train_mini_batch", end - took, end)
             if load:
                 self._event(name, step, "offload", end, end + 0.6 * load, model=True)

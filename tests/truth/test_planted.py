@@ -19,7 +19,7 @@ QUICK = [
         ("blocking_tool", 1),
     ),
     *(("slow_receiver", 0), ("tool_limit", 2), ("host_tools", 0), ("late_worker", 1)),
-    *(("halted_replica", 0), ("long_inputs", 1)),
+    *(("halted_replica", 0), ("halted_beside_tail", 0), ("long_inputs", 1), ("slow_optimizer", 0)),
 ]
 
 

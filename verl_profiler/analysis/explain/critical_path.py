@@ -231,6 +231,7 @@ def _ranks(steps: Steps) -> str:
             SELECT t.timer, t.run, t.step, t.phase, r.name, r.event,
                 CASE WHEN r.event IN ('load', 'offload') THEN 'offload'
                     WHEN r.event IN ('memory_release', 'memory_resume') THEN 'engine_memory'
+                    WHEN r.event = 'optimizer_step' THEN r.event
                     WHEN t.phase = 'gen' THEN 'update_weights' ELSE t.phase END AS category,
                 NULL AS what,
                 greatest(r.begin_us, t.begin_us) AS begin_us, least(r.end_us, t.end_us) AS end_us

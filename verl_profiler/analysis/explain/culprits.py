@@ -357,16 +357,6 @@ def _forward_only(earlier: work.Earlier, segments: Rows) -> Iterator[Named]:
             yield Named(run, "forward_only", culprit, lost_in(places))
 
 
-def _replicas_by_load(earlier: work.Earlier) -> Iterator[Named]:
-    """Find replicas and hosts that are slower than others at their load, and replicas with more sessions."""
-    cells = work.decoding(earlier.tables, earlier.steps)
-    loads = {run: work.by_load(own) for run, own in cells.items()}
-    yield from rollout_culprits.slow_replicas(earlier, cells, loads)
-    yield from work.routing(earlier, loads)
-    yield from work.long_inputs(earlier, loads)
-    yield from rollout_culprits.slow_hosts(earlier, loads)
-
-
 _GATHERED: tuple[Callable[[work.Earlier], Iterable[Named]], ...] = (
     _ranks,
     rollout_culprits.requests,
@@ -374,7 +364,10 @@ _GATHERED: tuple[Callable[[work.Earlier], Iterable[Named]], ...] = (
     rollout_culprits.late_workers,
     rollout_culprits.tools,
     rollout_culprits.replicas,
-    _replicas_by_load,
+    rollout_culprits.slow_replicas,
+    work.routing,
+    work.long_inputs,
+    rollout_culprits.slow_hosts,
     work.prompts,
     work.first_prefill,
     work.few_at_once,

@@ -6,7 +6,7 @@ Time per token and tokens are told apart: either grows, or the other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import StatisticsError, correlation, fmean, linear_regression, median, pvariance
@@ -70,9 +70,11 @@ def over_time(earlier: Earlier, segments: Rows) -> Iterator[Named]:
     parts = _parts(segments)
     first = {row["run"]: row["step"] for row in tables.rows(_FIRST_STEPS)}
     for run, phases in _lengths(tables, steps).items():
-        last_of = partial(_last_of, tables, run)
+        loads = earlier.loads.get(run)
+        slow = loads.much_slower() if loads else {}
+        last_of = partial(_last_of, tables, run, slow)
         own = phases, work.get(run, {}), longest.get(run, {}), first[run], last_of
-        for finding, longer_s, culprit in changes_in(*own, parts.get(run, {})):
+        for finding, longer_s, culprit in changes_in(*own, parts.get(run, {}), slow):
             # The rollout's start on other steps hides no part of a step that stalls.
             stalled = finding == "stalled_step"
             saved_s = longer_s if stalled else earlier.of_training(run, longer_s)
@@ -86,6 +88,7 @@ def changes_in(
     first: int,
     last_of: Callable[[int, str], str] = lambda _step, _phase: "",
     parts: Mapping[str, Mapping[str, _Series]] = {},
+    slow: Collection[int] = (),
 ) -> list[tuple[str, float, Culprit]]:
     """Return finding, lost seconds and culprit of what makes some steps longer than others.
 
@@ -96,11 +99,12 @@ def changes_in(
         first: The run's first step.
         last_of: Returns what is known of who ended last in a step's phase, as the end of a sentence.
         parts: Seconds by phase, part of it and step, where known.
+        slow: Steps in which one of the engines is much slower than the others.
     """
     demands = {
         phase: {s: tokens for s, (tokens, _) in each.items()} for phase, each in work.items()
     }
-    stalled = _stalled_in(phases, {**demands, "gen": longest})
+    stalled = _stalled_in(phases, {**demands, "gen": longest}, slow)
     found = [
         (
             "stalled_step",
@@ -193,15 +197,18 @@ def _far_above(series: _Series) -> tuple[float, list[int]]:
 
 
 def _stalled_in(
-    phases: Mapping[str, _Series], demands: Mapping[str, _Series]
+    phases: Mapping[str, _Series], demands: Mapping[str, _Series], slow: Collection[int]
 ) -> list[tuple[int, str, float]]:
     """Return step, phase and excess of the phases that take many times as long in few steps.
 
-    Not where the step's tokens, or those of its longest request, exceed the median by at least half as much.
+    Not where the step's tokens, or those of its longest request, exceed the median by at least half as much, unless
+    an engine is `slow` there.
     """
     found: list[tuple[int, str, float]] = []
     for phase, series in phases.items():
         typical, out = _far_above(series)
+        stood = [s for s in series if phase == "gen" and s in slow and series[s] > _TIMES * typical]
+        out = sorted({*out, *stood})
         if len(series) < 3 or len(out) > max(len(series) // 10, 1):
             continue
         tokens = demands.get(phase, {})
@@ -209,12 +216,19 @@ def _stalled_in(
         found += [
             (step, phase, series[step] - typical)
             for step in out
-            if not usual or tokens.get(step, 0.0) / usual - 1 < (series[step] / typical - 1) / 2
+            if not usual
+            or step in stood
+            or tokens.get(step, 0.0) / usual - 1 < (series[step] / typical - 1) / 2
         ]
     return found
 
 
-def _last_of(tables: Tables, run: str, step: int, phase: str) -> str:
+def _last_of(
+    tables: Tables, run: str, slow: Mapping[int, tuple[str, float]], step: int, phase: str
+) -> str:
+    if phase == "gen" and step in slow:
+        who, times = slow[step]
+        return f"; {who} takes {times:.1f} times as long per token as others at its load, as if it stood still"
     (row,) = tables.rows(
         """
         WITH ends AS (

@@ -21,6 +21,7 @@ from verl_profiler.analysis.explain.replica_speed import SLOWER
 from verl_profiler.analysis.explain.stragglers import REASONS
 from verl_profiler.analysis.explain.work import (
     LATER,
+    MUCH_SLOWER,
     Earlier,
     ReplicaLoads,
     Speeds,
@@ -226,7 +227,7 @@ def _slower_calls(tables: Tables, run: str, worker: str | None, steps: Steps) ->
         WITH calls AS (SELECT tool, name, duration_us FROM tool_calls
             WHERE run = $run AND NOT validate AND duration_us IS NOT NULL AND {in_steps(steps)}
         ), elsewhere AS (SELECT tool, median(duration_us) AS us FROM calls WHERE name <> $worker GROUP BY tool)
-        SELECT sum(duration_us) > {_MUCH_SLOWER} * sum(coalesce(us, duration_us)) AS slower
+        SELECT sum(duration_us) > {MUCH_SLOWER} * sum(coalesce(us, duration_us)) AS slower
         FROM calls LEFT JOIN elsewhere USING (tool) WHERE name = $worker
         """,
         {"run": run, "worker": worker},
@@ -383,18 +384,16 @@ def _most(rows: Rows, column: str, verb: str) -> Culprit:
     return concentration("replica", places, len(names), verb=verb)
 
 
-def slow_replicas(
-    earlier: Earlier, cells_of: Mapping[str, Rows], loads_of: Mapping[str, ReplicaLoads]
-) -> Iterator[Named]:
+def slow_replicas(earlier: Earlier) -> Iterator[Named]:
     """Find replicas that take longer per token than others at their load, and how much later requests end.
 
     Calls of one worker that are slow among those of other workers on the same replicas are no reason to
     blame a replica.
     """
-    for run, cells in cells_of.items():
+    for run, cells in earlier.cells.items():
         speeds = worker_slowness(cells)
-        worker = _slower(earlier, run, "slow_calls", "worker", speeds, _MUCH_SLOWER)
-        loads = loads_of[run]
+        worker = _slower(earlier, run, "slow_calls", "worker", speeds, MUCH_SLOWER)
+        loads = earlier.loads[run]
         if worker is not None and worker.culprit.who is not None:
             yield worker
             loads = by_load([cell for cell in cells if cell["worker"] != worker.culprit.who])
@@ -416,7 +415,7 @@ def _slower(
         often = 2 * len(out) >= len(speeds)
         these = own if often else out
         part = median(1 - alike / us for us, alike in these.values()) if these else 0.0
-        if often or (len(out) >= _AT_TIMES and part >= 1 - 1 / _MUCH_SLOWER):
+        if often or (len(out) >= _AT_TIMES and part >= 1 - 1 / MUCH_SLOWER):
             at_times = "" if often else f" in {len(out)} of {len(speeds)} steps"
             cells += [
                 {"step": step, "who": who, "us": us, "alike_us": alike_us, "part": part}
@@ -455,9 +454,8 @@ _COLUMN = {"replica": "engine_name", "worker": "name"}
 # What takes longer there: a replica's queue moves on as fast as the calls before it.
 _TAKES = {"replica": f"({IN_ENGINE} + coalesce(queue_us, 0))", "worker": IN_ENGINE}
 
-# One is slow at times if it is so in as many steps, and takes so many times as long there; a worker's
-# calls are slow if they do.
-_AT_TIMES, _MUCH_SLOWER = 2, 1.5
+# One is slow at times if it is much slower in so many steps.
+_AT_TIMES = 2
 
 
 # A host is slow if so many kinds of work are, each with so many calls there; or a single kind by so much, with so
@@ -468,7 +466,7 @@ _MUCH, _MANY_CALLS = 3, 20
 _ERRORS = 4
 
 
-def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterator[Named]:
+def slow_hosts(earlier: Earlier) -> Iterator[Named]:
     """Find a host on which the same work takes longer than on others."""
     tables, steps = earlier.tables, earlier.steps
     hosts = {(row["run"], row["name"]): row["host"] for row in tables.rows("FROM processes")}
@@ -509,7 +507,7 @@ def slow_hosts(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterat
             AND us - others_us > {_ERRORS} * greatest(error_us, others_error_us) ORDER BY ALL
         """
     )
-    for run, own in by_run(rows + _slow_at_decoding(hosts, loads_of)).items():
+    for run, own in by_run(rows + _slow_at_decoding(hosts, earlier.loads)).items():
         found: list[tuple[bool, int, str]] = []
         for host, rates in grouped(own, "host").items():
             alone = any(row["alone"] for row in rates)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import combinations_with_replacement
 from statistics import linear_regression, median
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -88,6 +89,16 @@ class Earlier:
         self._counts = {run: count for run, count in counted.items() if run in known}
         self._in_steps = not known or len(self._counts) < len(counted)
         self.few = _few_at_once(tables, steps) if self._in_steps else []
+
+    @cached_property
+    def cells(self) -> dict[str, Rows]:
+        """What `decoding` returns."""
+        return decoding(self.tables, self.steps)
+
+    @cached_property
+    def loads(self) -> dict[str, ReplicaLoads]:
+        """The replicas' time per token and demands, by run."""
+        return {run: by_load(own) for run, own in self.cells.items()}
 
     def __call__(
         self, cuts: str, of: str, parameters: Mapping[str, Any] | None = None
@@ -573,7 +584,7 @@ def first_prefill(earlier: Earlier) -> Iterator[Named]:
         yield lost_to(run, "slow_prefill", "phase", "prefill", places, text=text)
 
 
-def long_inputs(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterator[Named]:
+def long_inputs(earlier: Earlier) -> Iterator[Named]:
     """Find prompts that are themselves many times as long as the others of their step, in most steps.
 
     Others wait for their prefill, and decode beside their tokens; and ranks train on more.
@@ -604,7 +615,7 @@ def long_inputs(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Itera
         """
     )
     for row in found:
-        loads = loads_of.get(row["run"])
+        loads = earlier.loads.get(row["run"])
         calls = f"""
             SELECT c.*, coalesce(more, 0) AS more,
                 least(coalesce(more, 0), greatest(c.prompt_tokens - coalesce(cached_tokens, 0), 0)) AS new,
@@ -643,6 +654,8 @@ def long_inputs(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Itera
 # A replica gets more sessions than others if they are so many times an equal share, and so many standard
 # deviations of chance more.
 _MORE, _DEVIATIONS = 1.3, 4
+# Calls are much slower if they take so many times as long as the others.
+MUCH_SLOWER = 1.5
 # Load explains a replica's speed if the other replicas' line is at most so far off.
 _OFF = 0.2
 
@@ -722,7 +735,7 @@ def _slopes(
     joint: Mapping[str, float],
 ) -> dict[str, float]:
     """Fit what each demand adds to the time per token, to all of them at once; none makes it shorter."""
-    kept = [*demands]
+    kept, fixed = [*demands], dict[str, float]()
     while kept:
         units = [spread[each, each] ** 0.5 for each in kept]
         alike = [
@@ -731,13 +744,17 @@ def _slopes(
         ]  # fmt: skip
         own = [joint[each] / unit for each, unit in zip(kept, units, strict=True)]
         found = np.linalg.lstsq(np.array(alike), np.array(own), rcond=None)[0]
-        if found.min() >= 0:
-            return {
-                each: float(slope) / unit
-                for each, slope, unit in zip(kept, found, units, strict=True)
-            }
-        kept.pop(int(found.argmin()))
-    return {}
+        slopes = {e: float(s) / unit for e, s, unit in zip(kept, found, units, strict=True)}
+        if found.min() < 0:
+            kept.pop(int(found.argmin()))
+        elif slopes.get("prefill", 0.0) > 1:
+            # At most it stops decoding.
+            fixed = {"prefill": 1.0}
+            kept.remove("prefill")
+            joint = {each: joint[each] - spread[each, "prefill"] for each in kept}
+        else:
+            return fixed | slopes
+    return fixed
 
 
 # By step and who: microseconds per token, and what the others' median takes with its demands.
@@ -776,6 +793,16 @@ class ReplicaLoads(NamedTuple):
                     found.setdefault(step, {})[who] = us, alike
         return found
 
+    def much_slower(self) -> dict[int, tuple[str, float]]:
+        """Return by step which takes most times as long as the others, and how many, if it is much longer."""
+        found: dict[int, tuple[str, float]] = {}
+        for step, own in self.slowness().items():
+            times = {who: us / alike for who, (us, alike) in own.items()}
+            most = max(times, key=lambda who: times[who])
+            if times[most] >= MUCH_SLOWER:
+                found[step] = most, times[most]
+        return found
+
 
 def worker_slowness(cells: Rows) -> Speeds:
     """Return each worker's time per token, and that of the others on the same replicas at its load, by step."""
@@ -794,7 +821,7 @@ def worker_slowness(cells: Rows) -> Speeds:
     return found
 
 
-def routing(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterator[Named]:
+def routing(earlier: Earlier) -> Iterator[Named]:
     """Find a replica that gets more sessions than an equal share, or none, and what equal shares would save."""
     tables, steps = earlier.tables, earlier.steps
     # Not those of a reward model, which have requests of their own.
@@ -807,7 +834,7 @@ def routing(earlier: Earlier, loads_of: Mapping[str, ReplicaLoads]) -> Iterator[
             "WHERE role = 'engine' GROUP BY p.run, coalesce(p.replica, p.rank)) GROUP BY run"
         )
     }
-    for run, loads in loads_of.items():
+    for run, loads in earlier.loads.items():
         sessions: dict[str, int] = {}
         for row in loads.rows:
             sessions[row["who"]] = sessions.get(row["who"], 0) + round(row["sessions"])
