@@ -149,8 +149,10 @@ FIGURES = [
     # What made the step as long as it was
     ("critical_path", {"step": 1, "category": "polling"}, "duration_s", 1.527337,
      lambda: polling()[0]),
-    ("critical_path", {"step": 1, "category": "update_actor"}, "duration_s", 1.530869,
-     lambda: max(lengths(of("update_actor", 1, "actor")))),
+    ("critical_path", {"step": 1, "category": "update_actor"}, "duration_s", 1.377882,
+     # The rank that ends last also has the longest optimizer step.
+     lambda: max(lengths(of("update_actor", 1, "actor")))
+     - max(lengths(of("optimizer_step", 1, "actor")))),
     ("what_if", {"what": "no_polling"}, "saved_s", 1.5489475, lambda: sum(polling()) / 2),
     ("straggler_requests", ONE, "behind_s", 1.64385,
      lambda: max(ends(of("request"))) - median(ends(of("request")))),

@@ -69,6 +69,7 @@ KINDS = {
     "speed_grows": Kind(_each("speed_grows", 0.04, 0.1), r"each step|grow|slower", 12),
     "update_grows": Kind(_each("update_grows", 0.1, 0.3), r"each step|grow|slower", 12),
     "tokens_grow": Kind(_each("token_grows", 0.05, 0.12), r"more tokens|tokens grow|tokens", 12),
+    "tool_grows": Kind(_each("tool_grows", 1.0, 4.0), r"grow|step to step", 8),
     "stalled_step": Kind(_each("stall", (5, 60.0), (5, 600.0), (5, 7200.0)), r"step 5"),
     "change_point": Kind(_each("changes_at", (7, 1.3), (7, 1.8)), r"since step 7|from step 7", 12),
     "third_gap": Kind(_each("third_gap", 8.0, 30.0), r"between steps"),
@@ -203,6 +204,7 @@ KINDS = {
     "clean": Kind(
         (
             *({}, {"steps": 12}, {"spread": 0.4}, {"workers": 16, "samples": 2}),
+            *({"tool": 2.5, "tool_spread": each} for each in (0.7, 1.0)),
             # A slow first step is none of the others.
             {"slow_first": 60.0},
             {"steps": 20, "ahead": 32, "per_call": 0.0002},

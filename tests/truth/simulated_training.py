@@ -56,6 +56,8 @@ class Plan:
     lognormal: tuple[float, int] | None = None
     build: float = 0.004
     tool: float = 0.8
+    tool_spread: float = 0.4
+    tool_grows: float = 0.0
     slow_tool: float = 0.0
     slow_tool_share: float = 0.15
     slow_tool_worker: int | None = None
@@ -384,7 +386,8 @@ class Training:
         tokens, tools = [], []
         for turn in range(turns):
             each = 420 * factor * of.lognormvariate(0, plan.spread)
-            tool, picks = of.lognormvariate(math.log(plan.tool), 0.4), of.random()
+            tool, picks = of.lognormvariate(math.log(plan.tool), plan.tool_spread), of.random()
+            tool *= 1 + plan.tool_grows * (step - 1)
             if turn == 0 and plan.lognormal:
                 own = self._random("length", step, prompt, sample).lognormvariate(
                     0, plan.lognormal[0]

@@ -20,6 +20,7 @@ QUICK = [
     ),
     *(("slow_receiver", 0), ("tool_limit", 2), ("host_tools", 0), ("late_worker", 1)),
     *(("halted_replica", 0), ("halted_beside_tail", 0), ("long_inputs", 1), ("slow_optimizer", 0)),
+    ("tool_grows", 0),
 ]
 
 
@@ -48,6 +49,18 @@ def test_lengths_that_vary_as_usual_come_after_what_is_out_of_the_ordinary():
 
     assert ["adv", "tail"] == list(found)[:2]
     assert found["tail"] > found["adv"]
+
+
+def test_tools_whose_latencies_vary_as_usual_are_not_slow():
+    rows = findings_of(Training(Plan(tool=2.5, tool_spread=1.0)))
+
+    assert "slow_tools" not in {row["finding"] for row in rows}
+
+
+def test_the_prompts_of_few_steps_establish_that_their_tokens_grow():
+    rows = findings_of(Training(Plan(token_grows=0.05, spread=0.5, steps=7)))
+
+    assert rows[0]["finding"] == "more_tokens"
 
 
 def test_turns_alone_make_a_tail_where_tokens_were_not_recorded():

@@ -28,7 +28,7 @@ from verl_profiler.analysis.explain.engine_culprits import engines
 from verl_profiler.analysis.explain.forward_passes import FORWARD, forward_losses
 from verl_profiler.analysis.explain.over_time import over_time
 from verl_profiler.analysis.explain.request_parts import request_parts
-from verl_profiler.analysis.explain.rules import CULPRITS, RULES
+from verl_profiler.analysis.explain.rules import CHANGES, CULPRITS, RULES
 from verl_profiler.analysis.explain.step_rows import TOGETHER
 from verl_profiler.analysis.explain.what_if import Cycle, cycles
 from verl_profiler.analysis.selection import Rows, Steps, by_run, grouped, in_steps, summed
@@ -54,15 +54,18 @@ def culprits(
         known: What `what_if.cycles` returns of these steps.
 
     Returns:
-        By run and finding (a key of `rules.RULES`): the culprit, and the seconds lost to it alone in all
-        steps together (the saving if it were as fast as the next of its kind; None if not measured).
+        By run and finding (a key of `rules.RULES`, and after a blank the culprit of a further one): the culprit, and
+        the seconds lost to it alone in all steps together (the saving if it were as fast as the next of its kind;
+        None if not measured).
     """
     earlier = work.Earlier(tables, steps, cycles(tables, steps) if known is None else known)
     gathered = [each for gather in _GATHERED for each in gather(earlier)]
-    gathered += over_time(earlier, segments)
+    # Where it is known which work of the requests takes longer, it is not also that of the phase.
+    changing = {each.run for each in gathered if each.culprit.kind == "work"}
+    gathered += over_time(earlier, segments, changing)
     gathered += _forward_only(earlier, segments)
     named: Found = {}
-    of_run = by_run(segments)
+    of_run, in_tools = by_run(segments), work.all_tools(earlier)
     for run in dict.fromkeys((*of_run, *(each.run for each in gathered))):
         own, found = of_run.get(run, []), named.setdefault(run, {})
         for name, (kind, form) in CULPRITS.items():
@@ -78,7 +81,9 @@ def culprits(
                     culprit = replace(culprit, where=f"in {counted(len(places), 'step')}")
                 only = _FIXABLE.get(name, culprit.who)
                 found[name] = replace(culprit, fixable=culprit.who == only), None
-        for name, culprit, lost_s in (each[1:] for each in gathered if each.run == run):
+        for finding, culprit, lost_s in (each[1:] for each in gathered if each.run == run):
+            several = finding in CHANGES and finding in found
+            name = f"{finding} {culprit.who}" if several else finding
             _, most_s = found.get(name, (None, None))
             # Of several, the one that costs most.
             more = culprit.evidence and (most_s is None or (lost_s or 0.0) > most_s)
@@ -92,7 +97,11 @@ def culprits(
         for name in {"tool_time", "slow_tools"} & found.keys():
             culprit, lost_s = found[name]
             calls = rollout_culprits.calls_of(tables, run, culprit.who, steps)
-            found[name] = replace(culprit, because=f"{culprit.because} {calls}".strip()), lost_s
+            culprit = replace(culprit, because=f"{culprit.because} {calls}".strip())
+            found[name] = (
+                culprit,
+                in_tools.get(run) if name == "tool_time" and lost_s is None else lost_s,
+            )
     return named
 
 
@@ -103,11 +112,11 @@ def _named(row: Mapping[str, Any], form: str) -> str:
 
 
 def culprit_rows(named: Found) -> Rows:
-    """Return table `culprits`: one row per run and finding."""
+    """Return table `culprits`: one row per run and finding; of what changes, one for each that does."""
     return [
         {
             "run": run,
-            "finding": name,
+            "finding": name.split(" ")[0],
             "kind": culprit.kind,
             "culprit": culprit.who,
             "text": culprit.text,

@@ -13,6 +13,7 @@ from verl_profiler.analysis.explain.fixes import Facts, fixes_of
 from verl_profiler.analysis.explain.rules import (
     BETWEEN,
     CATEGORIES,
+    CHANGES,
     LATE_START,
     RULES,
     TEXTS,
@@ -399,7 +400,7 @@ def _may_be_chance(replay: Mapping[str, Any] | None, gain: float, step_s: float)
 def _superfluous(finding: Finding, found: Mapping[str, Finding]) -> str | None:
     """Return the name of the finding that makes this one superfluous, if one does."""
     rule, gain = finding.rule, finding.recoverable_s
-    others = {name: found[name].recoverable_s for name in rule.without if name in found}
+    others = {name: each.recoverable_s for name, each in found.items() if each.name in rule.without}
     most = max(others, key=lambda name: others[name], default=None)
     if rule.dominates:
         less = sum(others.values())
@@ -409,6 +410,9 @@ def _superfluous(finding: Finding, found: Mapping[str, Finding]) -> str | None:
     alike = [name for name in others if own in (found[name].culprit.who or "").split(", ")]
     if alike:
         return max(alike, key=lambda name: others[name])
+    # What changes is a cause of the same tool's slowness only.
+    others = {name: each for name, each in others.items() if found[name].name not in CHANGES}
+    most = max(others, key=lambda name: others[name], default=None)
     return most if most is not None and others[most] >= gain / 2 > 0 else None
 
 

@@ -167,10 +167,12 @@ def ranked(
         replay_of = {row["what"]: row for row in changes.get(run, ())}
         reason = _reason(why.get(run, []))
         found: dict[str, Finding] = {}
-        for name, rule in RULES.items():
+        for name in dict.fromkeys((*RULES, *culprits)):
+            rule = RULES[name.split(" ")[0]]
             if rule.pooled or not own.step_s or (own.only_starts and name == LATE_START):
                 continue
-            made = of_rule(own, name, rule, replay_of.get(rule.change), culprits.get(name))
+            known = culprits.get(name)
+            made = of_rule(own, name.split(" ")[0], rule, replay_of.get(rule.change), known)
             if made is not None:
                 found[name] = replace(made, reason=reason)
         listed += with_rest(own, without_superfluous(found))

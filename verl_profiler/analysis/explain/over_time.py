@@ -47,7 +47,8 @@ _RARE = 0.4
 _LEVELS = 6
 # The part of a phase that is named has at least this share of its variation over the steps.
 _MOSTLY = 0.5
-_CALLS_OF = "calls of "
+# Before the name of a tool, as a part of a phase.
+CALLS_OF = "calls of "
 
 
 class Shape(NamedTuple):
@@ -59,22 +60,38 @@ class Shape(NamedTuple):
     kept: Mapping[int, float]
 
 
+class Growth(NamedTuple):
+    """By how many standard deviations of chance values grow with the steps, and the growth of their logarithm."""
+
+    deviations: float
+    rate: float
+
+
+_NO_GROWTH = Growth(0.0, 0.0)
 _Series = Mapping[int, float]
 
 
-def over_time(earlier: Earlier, segments: Rows) -> Iterator[Named]:
-    """Find what makes some steps of a run longer than others, with the segments of `critical_segments`."""
+def over_time(earlier: Earlier, segments: Rows, changing: Collection[str]) -> Iterator[Named]:
+    """Find what makes some steps of a run longer than others.
+
+    Args:
+        earlier: Of the runs.
+        segments: The rows of `critical_segments`.
+        changing: Runs of which it is known which work of requests takes longer as they go on.
+    """
     tables, steps = earlier.tables, earlier.steps
     work = _work(tables, steps)
-    longest = _longest(tables, steps)
+    longest, growth = _longest(tables, steps), _growth_of_tokens(tables, steps)
     parts = _parts(segments)
-    first = {row["run"]: row["step"] for row in tables.rows(_FIRST_STEPS)}
+    first = {row["run"]: row["step"] for row in tables.rows(FIRST_STEPS)}
     for run, phases in _lengths(tables, steps).items():
         loads = earlier.loads.get(run)
         slow = loads.much_slower() if loads else {}
         last_of = partial(_last_of, tables, run, slow)
         own = phases, work.get(run, {}), longest.get(run, {}), first[run], last_of
-        for finding, longer_s, culprit in changes_in(*own, parts.get(run, {}), slow):
+        explained = ("gen",) if run in changing else ()
+        more = parts.get(run, {}), slow, explained, growth.get(run, _NO_GROWTH)
+        for finding, longer_s, culprit in changes_in(*own, *more):
             # The rollout's start on other steps hides no part of a step that stalls.
             stalled = finding == "stalled_step"
             saved_s = longer_s if stalled else earlier.of_training(run, longer_s)
@@ -89,6 +106,8 @@ def changes_in(
     last_of: Callable[[int, str], str] = lambda _step, _phase: "",
     parts: Mapping[str, Mapping[str, _Series]] = {},
     slow: Collection[int] = (),
+    explained: Collection[str] = (),
+    growth: Growth = _NO_GROWTH,
 ) -> list[tuple[str, float, Culprit]]:
     """Return finding, lost seconds and culprit of what makes some steps longer than others.
 
@@ -100,6 +119,8 @@ def changes_in(
         last_of: Returns what is known of who ended last in a step's phase, as the end of a sentence.
         parts: Seconds by phase, part of it and step, where known.
         slow: Steps in which one of the engines is much slower than the others.
+        explained: Phases of which it is known what takes longer, besides tokens.
+        growth: Of the prompts' tokens.
     """
     demands = {
         phase: {s: tokens for s, (tokens, _) in each.items()} for phase, each in work.items()
@@ -114,7 +135,7 @@ def changes_in(
         for step, phase, lost_s in stalled
     ]
     without = {step for step, *_ in stalled}
-    return found + _changes(phases, work, without, first, parts)
+    return found + _changes(phases, work, without, first, parts, explained, growth)
 
 
 def _lengths(tables: Tables, steps: Steps) -> dict[str, dict[str, dict[int, float]]]:
@@ -148,6 +169,22 @@ def _work(tables: Tables, steps: Steps) -> dict[str, dict[str, dict[int, tuple[f
     return nested(pairs, "work", "run", "phase", "step")
 
 
+def _growth_of_tokens(tables: Tables, steps: Steps) -> dict[str, Growth]:
+    """Return how the prompts' generated tokens grow with the steps, by run.
+
+    Each step has many prompts: they establish less growth than the sums of few steps do.
+    """
+    rows = tables.rows(
+        f"""
+        SELECT run, corr(step, ln(tokens)) AS r, regr_slope(ln(tokens), step) AS rate, count(*) AS many FROM (
+            SELECT run, step, coalesce(uid, request_id) AS prompt, avg(generated_tokens) AS tokens FROM requests
+            WHERE finished AND NOT validate AND generated_tokens > 0 AND {in_steps(steps)} GROUP BY ALL
+        ) GROUP BY run HAVING many > 3 AND isfinite(r)
+        """
+    )
+    return {row["run"]: Growth(_of_correlation(row["r"], row["many"]), row["rate"]) for row in rows}
+
+
 def _longest(tables: Tables, steps: Steps) -> dict[str, dict[int, float]]:
     """Return the most tokens of a request by run and step."""
     rows = tables.rows(
@@ -162,7 +199,7 @@ def _parts(segments: Rows) -> dict[str, dict[str, dict[str, dict[int, float]]]]:
     """Return the seconds of the critical path by run, phase, category or tool, and step."""
     found: dict[str, dict[str, dict[str, dict[int, float]]]] = {}
     for row in segments:
-        name = f"{_CALLS_OF}{row['what']}" if row["category"] == "tool" else row["category"]
+        name = f"{CALLS_OF}{row['what']}" if row["category"] == "tool" else row["category"]
         if row["phase"] is not None and name != row["phase"]:
             own = found.setdefault(row["run"], {}).setdefault(row["phase"], {}).setdefault(name, {})
             own[row["step"]] = own.get(row["step"], 0.0) + row["duration_s"]
@@ -178,13 +215,13 @@ def _mostly(series: _Series, parts: Mapping[str, _Series]) -> str:
         name: sum(off[step] * own.get(step, 0.0) for step in off) / whole if whole else 0.0
         for name, own in parts.items()
     }
-    tools = sum(each for name, each in shares.items() if name.startswith(_CALLS_OF))
+    tools = sum(each for name, each in shares.items() if name.startswith(CALLS_OF))
     shares |= {"tool calls": min(tools, _MOSTLY)}
     most = max(shares, key=lambda name: shares[name])
     return most if shares[most] >= _MOSTLY else ""
 
 
-_FIRST_STEPS = "SELECT run, min(step) AS step FROM steps WHERE finished AND step > 0 GROUP BY run"
+FIRST_STEPS = "SELECT run, min(step) AS step FROM steps WHERE finished AND step > 0 GROUP BY run"
 
 
 def _far_above(series: _Series) -> tuple[float, list[int]]:
@@ -281,6 +318,8 @@ def _changes(
     without: set[int],
     first: int,
     parts: Mapping[str, Mapping[str, _Series]],
+    explained: Collection[str],
+    growth: Growth,
 ) -> list[tuple[str, float, Culprit]]:
     """Return finding, seconds and culprit of what grows or has changed, since each step."""
     changed: dict[tuple[str, int | None], list[tuple[float, Culprit]]] = {}
@@ -308,10 +347,8 @@ def _changes(
         spent = f"{seconds(shape.first)} to {seconds(shape.last)}" if shape else ""
         if len(known) == len(series):
             demand = {step: tokens for step, (tokens, _) in known.items()}
-            more, rate = (
-                shape_of(each, first)
-                for each in (demand, {step: ms for step, (_, ms) in known.items()})
-            )
+            more = shape_of(demand, first, growth)
+            rate = shape_of({step: ms for step, (_, ms) in known.items()}, first)
             kinds = _two_kinds(demand) if more is None else None
             if kinds is not None and kinds.since is not None:
                 more, kinds = kinds, None
@@ -321,12 +358,14 @@ def _changes(
             elif kinds is not None:
                 text = f"{kinds.last:,.0f} tokens per step in {phase}, in the other steps {kinds.first:,.0f}"
                 add("uneven_steps", kinds, phase, series, text)
-            if rate is not None:
+            if rate is not None and phase not in explained:
                 how = "tokens as before" if more is None else "besides its tokens"
                 text = (
                     f"{spent}{', ' * bool(spent)}{rate.first:.3g} to {rate.last:.3g} ms per token"
                 )
                 add("", rate, phase, series, f"{phase}: {text}", f", {how}")
+        if phase in explained:
+            continue
         if shape is None and more is None and rate is None:
             # With tokens that differ, only what they do not explain.
             per_token = {step: ms for step, (_, ms) in known.items()}
@@ -399,12 +438,13 @@ def _upper(series: _Series) -> list[int]:
     return ordered[at:]
 
 
-def shape_of(series: Mapping[int, float], first: int) -> Shape | None:
+def shape_of(series: _Series, first: int, growth: Growth = _NO_GROWTH) -> Shape | None:
     """Return whether a series grows with the steps, or has grown at one of them; None if neither.
 
     Args:
         series: Values by step.
         first: The run's first step, whose level growth is measured from.
+        growth: Of what the values are sums of, if it is known.
     """
     steps = sorted(series)
     values = [series[step] for step in steps]
@@ -415,7 +455,10 @@ def shape_of(series: Mapping[int, float], first: int) -> Shape | None:
     place, r = _largest_step(values)
     best, since = _of_correlation(r, len(values)) / _CHANGE, steps[place]
     if max(trend, best) < 1:
-        return None
+        if growth.deviations < _TREND or math.expm1(growth.rate * (steps[-1] - steps[0])) < _GROWTH:
+            return None
+        kept = {step: min(math.exp(growth.rate * (first - step)), 1.0) for step in steps}
+        return Shape(None, values[0], values[-1], kept)
     if best > trend and (trend < 1 or 1 - r**2 < _CLOSER * (1 - straight**2)):
         before = fmean(series[step] for step in steps if step < since)
         after = fmean(series[step] for step in steps if step >= since)

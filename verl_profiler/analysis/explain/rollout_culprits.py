@@ -16,7 +16,7 @@ from verl_profiler.analysis.explain.concentration import (
     lost_to,
     places_of,
 )
-from verl_profiler.analysis.explain.over_time import shape_of
+from verl_profiler.analysis.explain.over_time import CALLS_OF, FIRST_STEPS, Shape, shape_of
 from verl_profiler.analysis.explain.replica_speed import SLOWER
 from verl_profiler.analysis.explain.stragglers import REASONS
 from verl_profiler.analysis.explain.work import (
@@ -254,20 +254,6 @@ def calls_of(tables: Tables, run: str, tool: str | None, steps: Steps) -> str:
 def tools(earlier: Earlier) -> Iterator[Named]:
     """Find the tool that requests wait for, and the tools that fail."""
     tables, steps = earlier.tables, earlier.steps
-    charged = tables.rows(
-        f"SELECT run, step, coalesce(tool, 'tool') AS tool, caused_wait_us FROM tool_caused_wait "
-        f"WHERE caused_wait_us > 0 AND {in_steps(steps)} ORDER BY run, step, tool"
-    )
-    for run, own in by_run(charged).items():
-        lost = places_of((row["step"], row["tool"], row["caused_wait_us"] / 1e6) for row in own)
-        culprit = identity("tool", lost)
-        slowest = tables.rows(
-            "SELECT step, tool AS who, duration_us / 1e6 AS seconds, request_id AS what "
-            f"FROM tool_calls WHERE run = ? AND tool = ? AND NOT validate AND {in_steps(steps)} "
-            f"AND duration_us IS NOT NULL ORDER BY duration_us DESC, step, request_id LIMIT {_EXAMPLES}",
-            [run, culprit.who],
-        )
-        yield Named(run, "slow_tools", replace(culprit, evidence=slowest))
     failed_s: dict[str, float] = {}
     for each in tool_work(earlier):
         if each.finding == "failing_tools":
@@ -648,7 +634,7 @@ def stalls(earlier: Earlier) -> Iterator[Named]:
 
 # A kind of work that requests do: its time, how much work it is, and its amount per unit of that; by call.
 _WORK_OF_REQUESTS = f"""
-SELECT run, step, name, request_id, 'tools' AS of, concat('calls of ', coalesce(tool, 'tool')) AS who,
+SELECT run, step, name, request_id, 'tools' AS of, concat('{CALLS_OF}', coalesce(tool, 'tool')) AS who,
     duration_us AS us, duration_us / 1e6 AS amount, 1 AS units
 FROM tool_calls WHERE duration_us IS NOT NULL AND NOT validate
 UNION ALL
@@ -663,37 +649,55 @@ FROM requests WHERE engine_us > 0 AND generated_tokens > 0 AND NOT validate
 def changing_work(earlier: Earlier) -> Iterator[Named]:
     """Find the kind of work of requests that takes longer, or is more, from step to step, or since a step.
 
-    Of asynchronous runs: a step of theirs waits for requests of several steps.
+    Of asynchronous runs also their tokens, and decoding with what the requests of several steps add to each other's.
     """
-    if not earlier.cycles:
-        return
-    series: dict[tuple[str, str, str], dict[int, float]] = {}
+    series: dict[tuple[str, str, str], dict[int, float]] = {
+        (run, "decoding", "decoding"): loads.by_step()
+        for run, loads in earlier.loads.items()
+        if run not in earlier.cycles
+    }
     for row in earlier.tables.rows(
         f"SELECT run, of, who, step, sum(amount) / sum(units) AS unit FROM ({_WORK_OF_REQUESTS}) "
-        f"WHERE NOT {SYNCHRONOUS} AND {in_work(earlier.steps)} GROUP BY ALL ORDER BY ALL"
+        f"WHERE (of = 'tools' OR NOT {SYNCHRONOUS}) AND {in_work(earlier.steps)} "
+        "GROUP BY ALL ORDER BY ALL"
     ):
         series.setdefault((row["run"], row["of"], row["who"]), {})[row["step"]] = row["unit"]
+    first = {row["run"]: row["step"] for row in earlier.tables.rows(FIRST_STEPS)}
+    # What changes at once may have one cause, and delays the same requests.
+    together: dict[tuple[str, str, int | None], dict[str, Shape]] = {}
     for (run, of, who), own in series.items():
-        shape = shape_of(own, min(own))
-        if shape is None:
-            continue
+        shape = shape_of(own, min(own) if run in earlier.cycles else first[run])
+        if shape is not None:
+            together.setdefault((run, of, shape.since), {})[who] = shape
+    for (run, of, since_step), shapes in together.items():
         cuts = f"""
-            SELECT run, step, name, request_id, who, sum(us * part) AS cut_us
-            FROM ({_WORK_OF_REQUESTS}) JOIN (SELECT unnest($steps) AS step, unnest($parts) AS part) USING (step)
-            WHERE run = $run AND who = $who GROUP BY ALL
+            SELECT run, step, name, request_id, 'more' AS who, sum(us * part) AS cut_us
+            FROM ({_WORK_OF_REQUESTS}) AS w JOIN (
+                SELECT unnest($steps) AS step, unnest($whos) AS who, unnest($parts) AS part) USING (step, who)
+            WHERE run = $run GROUP BY ALL
         """
-        parts = [1 - shape.kept[step] for step in own]
-        parameters = {"run": run, "who": who, "steps": [*own], "parts": parts}
-        places = earlier(cuts, of, parameters).get((run, who), [])
-        since = f", of those dispatched since step {shape.since}" if shape.since is not None else ""
-        if of == "tokens":
-            finding, text = "more_tokens", f"{shape.first:,.0f} to {shape.last:,.0f} {who}"
-        else:
-            finding = "changed" if since else "grows"
-            unit = " per token" if of == "decoding" else ""
-            text = f"{who}: {seconds(shape.first)} to {seconds(shape.last)}{unit}"
+        parts = [
+            (step, who, 1 - each)
+            for who, shape in shapes.items()
+            for step, each in shape.kept.items()
+        ]
+        columns = dict(
+            zip(("steps", "whos", "parts"), map(list, zip(*parts, strict=True)), strict=True)
+        )
+        places = earlier(cuts, of, {"run": run, **columns}).get((run, "more"), [])
+        of_those = ", of those dispatched" if run in earlier.cycles else ""
+        since = f"{of_those} since step {since_step}" if since_step is not None else ""
+        finding = "more_tokens" if of == "tokens" else "changed" if since else "grows"
+        unit = " per token" if of == "decoding" else ""
+        texts = [
+            f"{shape.first:,.0f} to {shape.last:,.0f} {who}"
+            if of == "tokens"
+            else f"{who}: {seconds(shape.first)} to {seconds(shape.last)}{unit}"
+            for who, shape in shapes.items()
+        ]
         if places:
-            yield lost_to(run, finding, "work", who, places, text=text + since)
+            named = ", ".join(who.removeprefix(CALLS_OF) for who in shapes)
+            yield lost_to(run, finding, "work", named, places, text="; ".join(texts) + since)
 
 
 # Calls of one worker are slow if they take so many times what those of the others take.

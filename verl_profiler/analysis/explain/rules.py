@@ -14,6 +14,8 @@ BETWEEN = "between_steps"
 # The rule whose categories precede the requests.
 LATE_START = "late_start"
 UNEXPLAINED = "unexplained"
+# Of these a run may have several, each with a cause of its own.
+CHANGES = ("grows", "changed")
 # Names in `shows` that are tables of the report; the others are plots.
 ONLY_IN_REPORT = frozenset(
     {

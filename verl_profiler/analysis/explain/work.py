@@ -439,7 +439,7 @@ def _of_turns(calls: str) -> str:
 
 
 def tool_work(earlier: Earlier) -> Iterator[Named]:
-    """Measure what a tool that is slow among others costs, what calls at once cost, and what failed calls cost."""
+    """Measure what tools cost: one that is slow among others, calls at once, far longer calls than others, failed ones."""
     calls = (
         "SELECT run, step, name, request_id, turn, coalesce(tool, 'tool') AS tool, begin_us, end_us, "
         "greatest(duration_us - coalesce(stalled_us, 0), 0) AS own_us, sampled, "
@@ -483,15 +483,45 @@ def tool_work(earlier: Earlier) -> Iterator[Named]:
         SELECT c.*, who, greatest(own_us - coalesce(more_us * others, 0), 0) AS left_us
         FROM loaded AS c JOIN whole USING (run) LEFT JOIN fitted USING (run, tool)
     """
+    uneven = f"""
+        WITH placed AS (
+            SELECT *, (sum(sampled) OVER (PARTITION BY run, tool ORDER BY own_us, begin_us
+                ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) - sampled / 2)
+                / sum(sampled) OVER (PARTITION BY run, tool) AS place,
+                -- The normal quantile of the place (Winitzki's approximation).
+                ln(1 - (2 * place - 1) ^ 2) / 2 AS half, 2 / (0.147 * pi()) + half AS whole,
+                sqrt(2 * (sqrt(whole ^ 2 - half / 0.0735) - whole)) AS deviations
+            FROM ({calls}) WHERE NOT failed
+        ), typical AS (
+            SELECT run, tool, arg_min(own_us, abs(place - 0.5)) AS typical_us,
+                ln(typical_us / greatest(arg_min(own_us, abs(place - 0.1)), 1)) / {_TENTH} AS spread
+            FROM placed GROUP BY run, tool HAVING sum(sampled) >= {_CALLS} AND typical_us > 0
+        )
+        -- As if calls above the median varied as those below it do.
+        SELECT p.*, tool AS who, CASE WHEN place > 0.5 THEN least(own_us, typical_us * exp(spread * deviations))
+            ELSE own_us END AS left_us
+        FROM placed AS p JOIN typical USING (run, tool)
+    """
     behind = "Calls take longer the more of them run at once, as behind a limit."
     for finding, cuts, because in (
         ("slow_tools", slow, ""),
         ("slow_tools", crowded, behind),
+        ("slow_tools", uneven, ""),
         ("failing_tools", failed, ""),
     ):
         for (run, _), places in earlier(_of_turns(cuts), "tools").items():
             culprit = replace(identity("tool", places), because=because)
             yield Named(run, finding, culprit, lost_in(places))
+
+
+def all_tools(earlier: Earlier) -> dict[str, float]:
+    """Return the seconds by which steps of synchronous runs are shorter without tools: less than the last request's."""
+    calls = (
+        "SELECT run, step, name, request_id, turn, begin_us, end_us, duration_us AS own_us, 0 AS left_us, "
+        f"'tools' AS who FROM tool_calls WHERE {SYNCHRONOUS} AND NOT validate AND duration_us IS NOT NULL "
+        f"AND {in_steps(earlier.steps)}"
+    )
+    return {run: lost_in(places) for (run, _), places in earlier(_of_turns(calls), "tools").items()}
 
 
 def held_up(tables: str, lost_us: str, own_us: str, *, alike: bool = False) -> str:
@@ -792,6 +822,21 @@ class ReplicaLoads(NamedTuple):
                     alike = max(median(others) + more_us[who], 1.0)
                     found.setdefault(step, {})[who] = us, alike
         return found
+
+    def by_step(self) -> dict[int, float]:
+        """Return the seconds per token of each step, as if all steps had the same demands."""
+        whole, tokens = dict[int, float](), dict[int, float]()
+        for row in self.rows:
+            own = sum(slope * row[each] for each, slope in self.slopes.items())
+            whole[row["step"]] = whole.get(row["step"], 0.0) + row["tokens"] * own
+            tokens[row["step"]] = tokens.get(row["step"], 0.0) + row["tokens"]
+        demands = sum(whole.values()) / sum(tokens.values())
+        spent = dict.fromkeys(tokens, 0.0)
+        for row in self.rows:
+            spent[row["step"]] += row["tokens"] * row["token_us"]
+        return {
+            step: ((spent[step] - whole[step]) / tokens[step] + demands) / 1e6 for step in tokens
+        }
 
     def much_slower(self) -> dict[int, tuple[str, float]]:
         """Return by step which takes most times as long as the others, and how many, if it is much longer."""
