@@ -182,3 +182,25 @@ def test_timeouts_that_are_many_are_named(tmp_path):
     assert named == log_end(log)
     log.write_text(line.format(1, 1) + STEP)
     assert not log_end(log)
+
+
+def test_what_a_server_raises_all_the_time_comes_before_what_ended_the_training(tmp_path):
+    """https://github.com/microsoft/agent-lightning/issues/355: requests that are too long."""
+    server = "(PatchedvLLMServer pid=24) ERROR 12-03 04:20:11 [serving_chat.py:205] "
+    lines = "".join(
+        f'{server}  File "/x/site-packages/vllm/entrypoints/openai/serving_engine.py", line 560, in _validate\n'
+        f"{server}ValueError: However, you requested {22_000 + n} tokens\n"
+        for n in range(30)
+    )
+    raised = "After step 6 ValueError was raised 30 times in _validate ("
+
+    assert ended(tmp_path, lines).startswith(raised)
+    assert ended(tmp_path, lines).endswith("does not show that this ended the training.")
+    failed = (
+        '  File "/x/site-packages/agentlightning/verl/daemon.py", line 371, in get_train_data_batch\n'
+        "AssertionError\n"
+    )
+    text = ended(tmp_path, lines + failed)
+    assert text.startswith(raised)
+    assert "; then it failed with AssertionError in get_train_data_batch" in text
+    assert not ended(tmp_path, lines[: len(lines) // 10] + failed).startswith(raised[:22])

@@ -51,7 +51,7 @@ _COLLECTIVE = re.compile(
     r"last enqueued (?:NCCL )?work: (?P<enqueued>\d{1,12})"
 )
 # Processes that handle what the requests of a step raise; verl's trainer goes on.
-_OF_REQUESTS = re.compile(r"^(?:AgentLoop|Reward|Execution)")
+_OF_REQUESTS = re.compile(r"^(?:AgentLoop|Reward|Execution)|Server$")
 # What an HTTP server prints of each request, as for the checks of its health.
 _REQUEST = re.compile(r'"(?:GET|POST|HEAD) /\S{0,300} HTTP/\d')
 _DIGITS = re.compile(r"\d+")
@@ -91,7 +91,7 @@ _OF_TRAINING = re.compile(r"/(?:verl|sglang|vllm)/")
 _MESSAGE = 300
 # Of requests alone, as long as `stuck` waits where a usual length is not known.
 _SILENT_S = 600
-# Timeouts that are named.
+# Timeouts, and exceptions of installed code before the last one, that are named.
 _OFTEN = 5
 # Ranks that are named.
 _NAMED = 4
@@ -283,22 +283,21 @@ def _unlogged(bars: Sequence[tuple[int, ...]]) -> str:
 
 
 def _before(failures: Sequence[_Failure]) -> str:
-    """Return what caused the last exception, or what the user's code raised most often before; else empty."""
+    """Return what caused the last exception, or what was raised before by the user's code or often; else empty."""
     *others, last = failures
     causes = [each for each in others if _CAUSED.search(each.message) is None]
     if causes and _CAUSED.search(last.message) is not None:
         return _raised(causes[-1:], causes[-1])
     if last.at is not None and _is_own(last.at):
         return ""
-    raised = Counter(
-        (each.name, each.at)
+    times = Counter((each.name, each.at) for each in others)
+    ranked = [
+        (_is_own(each.at), times[each.name, each.at], each)
         for each in others
-        if each.at is not None and _is_own(each.at) and each.at != last.at
-    )
-    if not raised:
-        return ""
-    (most, _), *_ = raised.most_common(1)
-    return _raised(others, next(each for each in others if (each.name, each.at) == most))
+        if each.at is not None and each.at != last.at
+    ]
+    own, most, one = max(ranked, key=lambda each: each[:2], default=(False, 0, last))
+    return _raised(others, one) if own or most >= _OFTEN else ""
 
 
 def _raised(failures: Sequence[_Failure], one: _Failure) -> str:
