@@ -260,7 +260,8 @@ def _in_time(account: Account, run: LoggedRun, again: bool) -> Iterator[Finding]
         and phase in OF_TOKENS
         and tokens.keys() >= by_step.keys()
     }
-    for name, lost_s, culprit in changes_in(phases, work, {}, first):
+    for name, lost, culprit in changes_in(phases, work, {}, first):
+        lost_s = sum(lost.values())
         (place, *_) = culprit.evidence or [{"step": None, "who": culprit.who}]
         step = place["step"] if name == "stalled_step" else None
         mean_s = lost_s / len(account.steps)

@@ -7,11 +7,14 @@ from dataclasses import replace
 from statistics import fmean
 from typing import ClassVar
 
+from verl_profiler.analysis.explain.asynchronous_model import Rollouter, rollouters
 from verl_profiler.analysis.explain.changes import CHANGES
 from verl_profiler.analysis.explain.concentration import Culprit, Found, Place, lost_to
 from verl_profiler.analysis.explain.culprits import culprits
 from verl_profiler.analysis.explain.engine_culprits import lost_by_engine
 from verl_profiler.analysis.explain.finding import (
+    LARGE,
+    LEAST,
     Account,
     Finding,
     finding_of,
@@ -22,7 +25,7 @@ from verl_profiler.analysis.explain.finding import (
     without_superfluous,
 )
 from verl_profiler.analysis.explain.fixes import Facts, fixes_of
-from verl_profiler.analysis.explain.ledger import ACCOUNTS
+from verl_profiler.analysis.explain.ledger import ACCOUNTS, is_training
 from verl_profiler.analysis.explain.model import TRAINING
 from verl_profiler.analysis.explain.rules import RULES, TEXTS, Rule, Texts, other_texts
 from verl_profiler.analysis.explain.what_if import Cycle
@@ -30,6 +33,7 @@ from verl_profiler.analysis.selection import Rows, Steps, by_run, steps_of, summ
 from verl_profiler.analysis.staleness import staleness
 from verl_profiler.analysis.staleness_causes import staleness_causes
 from verl_profiler.reading.tables.tables import Tables
+from verl_profiler.units import share
 
 _GENERATING = (
     "generating",
@@ -37,7 +41,8 @@ _GENERATING = (
     "generating_aborted",
     "generating_dropped",
 )
-_TRAINER = ("training", "driver", "offload", "rank_transfer", "handover")
+_OF_RANKS = ("training", "offload", "rank_transfer", "handover")
+_TRAINER = (*_OF_RANKS, "driver")
 # Rules whose advice accounts without a rule have.
 _ADVICE_OF = {
     "offload": "offload",
@@ -47,22 +52,8 @@ _ADVICE_OF = {
     "dispatch": "late_start",
     "unattributed": "unexplained",
 }
-# How many samples a rollouter has in flight at most, if it nearly always has as many and its staleness limit
-# rarely holds it.
-_AT_ONCE = """
-WITH depths AS (
-    SELECT run, begin_us, integer_of(rest, 'running') AS running, integer_of(rest, 'capacity') AS capacity
-    FROM event_fields WHERE event = 'queue_depth' AND rest->>'$.queue' = 'rollouter' AND step > 0
-), pauses AS (
-    SELECT run, sum(duration_us) AS paused_us FROM event_fields
-    WHERE event = 'dispatch_pause' AND step > 0 GROUP BY run
-)
-SELECT run, max(capacity) AS most FROM depths LEFT JOIN pauses USING (run)
-GROUP BY run HAVING avg((running >= capacity - 1)::INTEGER) >= 0.8
-    AND coalesce(any_value(paused_us), 0) < 0.1 * (max(begin_us) - min(begin_us))
-"""
 _LIMITED = (
-    "; here the rollouter runs no more than {most:,} samples at once: raise "
+    "; here the rollouter runs no more than {:,} samples at once: raise "
     "async_training.concurrent_samples_per_replica"
 )
 # Runs whose engines' own times were not recorded.
@@ -104,25 +95,36 @@ def asynchronous_findings(
     synced = {row["run"] for row in tables.rows(_SYNCED)}
     if named_of is None:
         named_of = culprits(tables, [], steps)
-    at_once = {row["run"]: _LIMITED.format(**row) for row in tables.rows(_AT_ONCE)}
+    limits = rollouters(tables)
     untimed = {row["run"] for row in tables.rows(_UNTIMED)}
     causes = by_run(row for row in staleness_causes(tables, steps) if row["run"] in synced)
     for run, pools in _pools_of(ledger, steps).items():
         if run in recorded:
+            limited = _LIMITED.format(limits[run].at_once) if _is_limited(limits.get(run)) else ""
+            cycle = (known or {}).get(run)
+            split = [*_split_off(pools, cycle)]
+            waits = _of_devices(
+                pools,
+                cycle,
+                _waits(run in untimed, cycle),
+                _trained(tables, pools),
+                limited or (_LEND if any(fixes_of(["hybrid_switch"], Facts(tables, run))) else ""),
+            )
             named = [
                 *_of_culprits(pools, named_of.get(run, {})),
                 *_of_engines(tables, pools, named_of.get(run, {})),
-                *_split_off(pools, (known or {}).get(run)),
                 *_of_staleness(pools, stale.get(run, []), causes.get(run, [])),
-                *_of_devices(
-                    pools,
-                    _waits(run in untimed, (known or {}).get(run)),
-                    _LEND if any(fixes_of(["hybrid_switch"], Facts(tables, run))) else "",
-                    at_once.get(run, ""),
-                ),
+                *(each for each in split if each.recoverable_s > _UNBALANCED * each.step_s),
+                *waits,
+                *split,
             ]
             listed += in_order(without_superfluous({each.name: each for each in named}))
     return listed
+
+
+def _is_limited(rollouter: Rollouter | None) -> bool:
+    """Return whether a rollouter nearly always runs as many samples as it may, and its staleness limit rarely holds it."""
+    return rollouter is not None and rollouter.at_most >= 0.8 and rollouter.paused < 0.1
 
 
 def _waits(untimed: bool, cycle: Cycle | None) -> Rule:
@@ -188,9 +190,9 @@ def _replayed(finding: Finding, cycle: Cycle, trainer: _Pool) -> Finding:
     account = trainer.account_of(next(iter(finding.accounts))) if len(finding.accounts) == 1 else ""
     if not account or account in ("waiting_for_samples", *_GENERATING) or finding.rule.dominates:
         return finding
-    state = TRAINING if account in _TRAINER else account
+    state = TRAINING if account in _OF_RANKS else account
     spent_s = finding.recoverable_s
-    return replace(finding, recoverable_s=cycle.trained_s(spent_s, state), ranked_s=spent_s)
+    return replace(finding, recoverable_s=cycle.trained_s(spent_s, state))
 
 
 class _Pool(Account):
@@ -258,7 +260,41 @@ class _Pools:
         return min(self.idle, self.ahead) > max(self.idle, self.ahead) / 2
 
 
-def _of_devices(pools: _Pools, waits: Rule, lends: str, at_once: str) -> Iterator[Finding]:
+# Not an anomaly: what has a cause of its own comes first.
+_LAST = 0.0
+# A split of devices is more than a detail of who waits if moving those of one replica saves so much of a step.
+_UNBALANCED = 0.25
+# What the trainer does in the timers of its steps, and the tokens that it trains.
+_TRAINED = """
+SELECT phase AS what, sum(duration_us) / 1e6 AS amount FROM phases
+WHERE run = $run AND parent = 'step' AND step BETWEEN $first AND $last AND NOT validate GROUP BY ALL
+UNION ALL
+SELECT unnest(['prompts', 'all']), unnest([sum(prompt_tokens), sum(prompt_tokens + response_tokens)]) FROM requests
+WHERE run = $run AND step BETWEEN $first AND $last AND NOT validate
+"""
+
+
+def _trained(tables: Tables, pools: _Pools) -> str:
+    """Return what the trainer's time is for, by timer, and whether most of the tokens are those of prompts."""
+    trainer = pools.trainer
+    steps = {"run": trainer.run, "first": trainer.steps[0], "last": trainer.steps[-1]}
+    amounts = {row["what"]: row["amount"] or 0.0 for row in tables.rows(_TRAINED, steps)}
+    prompts, every = amounts.pop("prompts", 0.0), amounts.pop("all", 0.0)
+    whole_s = trainer.step_s * len(trainer.steps)
+    spent = [
+        f"{phase} {share(spent_s / whole_s)}"
+        for phase, spent_s in sorted(amounts.items(), key=lambda each: -each[1])
+        if is_training(phase) and spent_s >= LEAST * whole_s
+    ]
+    texts = [f"Of the trainer's time: {', '.join(spent)}."] if spent else list[str]()
+    if 2 * prompts > every > 0:
+        texts.append(f"{share(prompts / every)} of the tokens are those of prompts.")
+    return " ".join(texts)
+
+
+def _of_devices(
+    pools: _Pools, cycle: Cycle | None, waits: Rule, trained: str, reason: str
+) -> Iterator[Finding]:
     """Yield who waits for whom, and what devices do in vain."""
     trainer, rollout = pools.trainer, pools.rollout
     found: list[tuple[str, _Pool, str, float]] = []
@@ -268,7 +304,9 @@ def _of_devices(pools: _Pools, waits: Rule, lends: str, at_once: str) -> Iterato
         found.append(("waits_for_rollout", trainer, "waiting_for_samples", pools.idle))
     elif rollout:
         worked = [each for each in trainer.means if trainer.account_of(each) in _TRAINER]
-        found.append(("waits_for_trainer", rollout, "staleness_limit", trainer.spent(*worked)))
+        worked_s = trainer.spent(*worked)
+        gain = worked_s if cycle is None else cycle.trained_s(worked_s)
+        found.append(("waits_for_trainer", rollout, "staleness_limit", gain))
     found.append(("sync_bound", trainer, "weight_sync", trainer.spent("weight_sync")))
     served = rollout or trainer
     for name, account in (
@@ -278,6 +316,8 @@ def _of_devices(pools: _Pools, waits: Rule, lends: str, at_once: str) -> Iterato
         found.append((name, served, account, min(pools.waited, served.spent(account))))
     for name, pool, account, gain in found:
         rule = waits if name == "waits_for_rollout" else RULES[name]
+        if name == "waits_for_trainer":
+            rule = replace(rule, cause=trained)
         lost_s = pool.spent(account)
         if lost_s >= rule.least * pool.step_s and gain >= rule.least * trainer.step_s:
             culprit = replace(in_account(pool, account, pool.member), fixable=rollout is not None)
@@ -290,9 +330,8 @@ def _of_devices(pools: _Pools, waits: Rule, lends: str, at_once: str) -> Iterato
                 culprit,
                 pool.by_step([account]),
                 lost_s=lost_s,
-                reason=at_once or (lends if rollout else ""),
-                # Not an anomaly: what has a cause of its own comes first.
-                ranked_s=0.0 if account == "waiting_for_samples" else None,
+                reason=reason if rollout else "",
+                ranked_s=_LAST if account in ("waiting_for_samples", "staleness_limit") else None,
             )
 
 
@@ -311,6 +350,9 @@ def _of_culprits(
             if name == "prompt_build":
                 # The prompts are what blocks the loops then.
                 own = replace(own, without=())
+            if own.varies and named[name][0].who is None:
+                # Healthy runs have some of it.
+                own = replace(own, least=LARGE)
             made = of_rule(pools.trainer, name, own, None, named[name])
             if made is not None:
                 yield made
@@ -390,6 +432,7 @@ def _split_off(pools: _Pools, cycle: Cycle | None) -> Iterator[Finding]:
         who=f"{idle:.1f} of the {less}'s {pool.devices:g} devices are idle on average, while the "
         f"{more} has {other.devices:g}",
         reason=f"Move {cycle.model.replica_devices:g} of the {less}'s devices to the {more}.",
+        ranked_s=_LAST,
     )
 
 

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 from statistics import median, median_high
+from typing import NamedTuple
 
 from verl_profiler.analysis.explain.calls import (
     by_call,
@@ -108,15 +109,17 @@ class _Rebuilding:
         self.standalone = tuple(sorted(own)) if self.separate else ()
         if self.separate and not names <= own:
             raise RefusedError("replicas on the trainer's devices generate beside standalone ones")
-        pauses = [row for row in tables.rows(_PAUSES) if row["run"] == run]
-        self.rollouter = bool(pauses)
-        if self.rollouter and not any(row["pauses"] for row in pauses):
-            raise RefusedError(
-                "the rollouter's dispatch was never paused: its limit is not recorded"
-            )
-        (most,) = tables.rows(_AT_ONCE, [run])
-        self.at_once = float(most["units"] or math.inf)
-        self.required = max((row["most"] or 0 for row in pauses), default=0)
+        limits = rollouters(tables).get(run)
+        self.rollouter = limits is not None
+        self.at_once = limits.at_once if limits and limits.at_once else math.inf
+        self.required = limits.required if limits else 0
+        if limits and not limits.pauses:
+            if not limits.at_once:
+                raise RefusedError(
+                    "the rollouter's dispatch was never paused: its limit is not recorded"
+                )
+            # Nothing else has ever held it.
+            self.required = len(self.units)
         self.states = trainer_states(tables, run)
         # When the wait for samples ended, by when they were noted: one_step_off_policy dispatches between both.
         self.took_us: dict[int, int] = {}
@@ -337,13 +340,40 @@ class _Rebuilding:
         return max(median_high(most.values()), 1)
 
 
-_AT_ONCE = """
-SELECT max(integer_of(rest, 'capacity')) AS units FROM event_fields
-WHERE run = ? AND event = 'queue_depth' AND rest->>'$.queue' = 'rollouter' AND step > 0
+_ROLLOUTERS = """
+WITH depths AS (
+    SELECT run, begin_us, integer_of(rest, 'running') AS running, integer_of(rest, 'capacity') AS capacity
+    FROM event_fields WHERE event = 'queue_depth' AND rest->>'$.queue' = 'rollouter' AND step > 0
+), loads AS (
+    SELECT run, max(capacity) AS at_once, avg((running >= capacity - 1)::INTEGER) AS at_most,
+        max(begin_us) - min(begin_us) AS lasted_us
+    FROM depths GROUP BY run
+), pauses AS (
+    SELECT run, max(integer_of(rest, 'max_required_samples')) AS required, count(*) AS pauses,
+        sum(duration_us) FILTER (step > 0) AS paused_us
+    FROM event_fields WHERE event = 'dispatch_pause' GROUP BY run
+)
+SELECT DISTINCT p.run, coalesce(at_once, 0) AS at_once, coalesce(at_most, 0) AS at_most,
+    coalesce(required, 0) AS required, coalesce(pauses, 0) AS pauses,
+    coalesce(paused_us / nullif(lasted_us, 0), 0) AS paused
+FROM processes AS p LEFT JOIN loads USING (run) LEFT JOIN pauses USING (run) WHERE p.role = 'rollouter'
 """
-_PAUSES = """
-SELECT p.run, count(e.event) AS pauses, max(most) AS most FROM processes AS p LEFT JOIN (
-    SELECT run, event, integer_of(rest, 'max_required_samples') AS most FROM event_fields WHERE event = 'dispatch_pause'
-) AS e USING (run)
-WHERE p.role = 'rollouter' GROUP BY p.run
-"""
+
+
+class Rollouter(NamedTuple):
+    """What limits a rollouter: `at_once` samples run, and `required` are in flight or wait; 0 if not recorded.
+
+    It has been `paused` for a part of the time, by the latter, in so many `pauses`; in a part `at_most` of the moments
+    that were recorded, as many samples ran as may.
+    """
+
+    at_once: int
+    at_most: float
+    required: int
+    pauses: int
+    paused: float
+
+
+def rollouters(tables: Tables) -> dict[str, Rollouter]:
+    """Return the rollouter of each run that has one."""
+    return {row.pop("run"): Rollouter(**row) for row in tables.rows(_ROLLOUTERS)}

@@ -5,7 +5,7 @@ A change takes a model, and all models of its run, and returns the changed one; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, cycle, pairwise
 from operator import is_
@@ -267,18 +267,28 @@ def _shorter(share: float) -> Callable[[Call], Call]:
 def _equally_fast(model: Model) -> Model:
     """Give slower replicas the speed of the median one of the others."""
     known = model.speeds.slowness_of
-    load = max(model.peak / 2, 1.0)
+    return as_fast(model, [name for name in known if _others(model, name)[1] >= SLOWER])
 
-    def token_us(name: str) -> float:
-        return time_us(known[name], load)
 
-    speeds: dict[str, Speed] = {}
-    for name in known:
-        others = sorted((other for other in known if other != name), key=token_us)
-        if others:
-            middle = others[(len(others) - 1) // 2]
-            if token_us(name) >= SLOWER * token_us(middle):
-                speeds[name] = known[middle]
+def _others(model: Model, name: str, without: Collection[str] = ()) -> tuple[Speed, float]:
+    """Return the speed of the median one of the other replicas, and how much longer this one takes than that."""
+    known = model.speeds.slowness_of
+    load = max(model.peak or max(model.most_running.values(), default=1), 2) / 2
+
+    def token_us(other: str) -> float:
+        return time_us(known[other], load)
+
+    others = sorted((each for each in known if each not in {name, *without}), key=token_us)
+    if not others:
+        return known[name], 1.0
+    middle = others[(len(others) - 1) // 2]
+    return known[middle], token_us(name) / token_us(middle)
+
+
+def as_fast(model: Model, slow: Collection[str]) -> Model:
+    """Give these replicas the speed of the median one of the others."""
+    known = model.speeds.slowness_of
+    speeds = {name: _others(model, name, slow)[0] for name in slow if name in known}
     if not speeds:
         return model
     return replace(model, speeds=model.speeds._replace(slowness_of={**known, **speeds}))
@@ -348,23 +358,35 @@ def _even_workers(model: Model, _: Sequence[Model]) -> Changed | None:
     return None if changed is None else replace(changed, before=before)
 
 
-def scaled(state: str, factor: float) -> Callable[[Model, Sequence[Model]], Changed]:
-    """Multiply what the trainer does in a state; of what each step does, without the excess of stalled steps over the median."""
+def scaled(
+    state: str, factor: float | Sequence[float]
+) -> Callable[[Model, Sequence[Model]], Changed]:
+    """Multiply what the trainer does in a state, by one factor in each step.
+
+    A single factor is for what each step does, without the excess of stalled steps over the median.
+    """
 
     def changed(model: Model, models: Sequence[Model]) -> Changed:
-        known = [model] if model.asynchronous else models
-        steps = [us for each in known for us in times_in(each, state) if us > 0]
-        usual = median(steps) if steps else 0.0
-        own = iter(times_in(model, state))
+        own = times_in(model, state)
+        if isinstance(factor, (int, float)):
+            known = [model] if model.asynchronous else models
+            steps = [us for each in known for us in times_in(each, state) if us > 0]
+            usual = median(steps) if steps else 0.0
+            parts = [
+                usual / us if us > _STALLED * usual and state in (TRAINING, WEIGHT_SYNC) else 1.0
+                for us in own
+            ]
+            factors = [1 + (factor - 1) * part for part in parts]
+        else:
+            factors = factor
+        following = iter(factors)
         kept: list[Operation] = []
-        part = 1.0
+        now = 1.0
         for each in model.operations:
             if isinstance(each, Mark):
-                step_us = next(own)
-                stalled = step_us > _STALLED * usual and state in (TRAINING, WEIGHT_SYNC)
-                part = usual / step_us if stalled else 1.0
+                now = next(following)
             if isinstance(each, Run) and each.state == state:
-                kept.append(each._replace(length_us=each.length_us * (1 + (factor - 1) * part)))
+                kept.append(each._replace(length_us=each.length_us * now))
             else:
                 kept.append(each)
         return Changed([replace(model, operations=tuple(kept))])

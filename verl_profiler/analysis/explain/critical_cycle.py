@@ -32,7 +32,11 @@ EDGES = {
     "trainer_other": "not covered by any event of the trainer",
 }
 _ROLLOUT = frozenset({"generating", "tools", "rollout_other", "noticing"})
-_TRAINER = {"unattributed": "trainer_other", "waiting_for_samples": "trainer_other"}
+_TRAINER = {
+    "driver": "training",
+    "unattributed": "trainer_other",
+    "waiting_for_samples": "trainer_other",
+}
 
 
 def critical_cycle(tables: Tables, steps: Steps = None) -> Rows:

@@ -22,6 +22,7 @@ from verl_profiler.analysis.explain.concentration import (
     concentration,
     identity,
     lost_in,
+    lost_to,
     places_of,
 )
 from verl_profiler.analysis.explain.engine_culprits import engines
@@ -132,7 +133,7 @@ def culprit_rows(named: Found) -> Rows:
 
 
 # Findings of the trainer's phases whose gain is that of a replay; of slow ranks it is the upper bound.
-_OF_TRAINER = ("uneven_tokens", "gpu_idle", "forward_only")
+_OF_TRAINER = ("uneven_tokens", "gpu_idle", "forward_only", "optimizer_step")
 # The only culprit that the fixes of a finding are for.
 _FIXABLE = {"late_start": "dispatch"}
 
@@ -366,6 +367,25 @@ def _forward_only(earlier: work.Earlier, segments: Rows) -> Iterator[Named]:
             yield Named(run, "forward_only", culprit, lost_in(places))
 
 
+def _optimizer(earlier: work.Earlier) -> Iterator[Named]:
+    """Measure the optimizer steps of asynchronous runs, of each that of the rank that does not wait for others in it."""
+    rows = earlier.tables.rows(
+        f"""
+        WITH placed AS (
+            SELECT run, step, name, end_us - begin_us AS us,
+                row_number() OVER (PARTITION BY run, step, name ORDER BY begin_us) AS place
+            FROM rank_spans WHERE event = 'optimizer_step' AND {in_steps(earlier.steps)}
+        )
+        SELECT run, step, sum(us) / 1e6 AS s FROM (SELECT run, step, place, min(us) AS us FROM placed GROUP BY ALL)
+        GROUP BY ALL ORDER BY ALL
+        """
+    )
+    for run, own in by_run(rows).items():
+        places = [Place(row["step"], {"optimizer_step": row["s"]}) for row in own]
+        if run in earlier.cycles:
+            yield lost_to(run, "optimizer_step", "phase", "optimizer_step", places)
+
+
 _GATHERED: tuple[Callable[[work.Earlier], Iterable[Named]], ...] = (
     _ranks,
     rollout_culprits.requests,
@@ -382,6 +402,7 @@ _GATHERED: tuple[Callable[[work.Earlier], Iterable[Named]], ...] = (
     work.few_at_once,
     work.rank_tokens,
     engines,
+    _optimizer,
     _idle_devices,
     _host_memory,
     rollout_culprits.stalls,

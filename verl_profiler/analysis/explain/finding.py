@@ -25,7 +25,7 @@ from verl_profiler.units import seconds, share, some
 
 NOBODY = Culprit("", None, "")
 # Minimum share of a step for a gain to be a finding even if its interval contains 0.
-_LARGE = 0.1
+LARGE = 0.1
 # More than this part of the time, in steps with more than this many times the median of all.
 _MOSTLY, _FEW = 0.5, 3
 # So many of these steps are named.
@@ -392,7 +392,7 @@ def _may_be_chance(replay: Mapping[str, Any] | None, gain: float, step_s: float)
 
     A large gain is a finding regardless: a stall in one of many steps has such an interval.
     """
-    if replay is None or replay["low_s"] is None or gain >= _LARGE * step_s:
+    if replay is None or replay["low_s"] is None or gain >= LARGE * step_s:
         return False
     return replay["low_s"] <= 0
 

@@ -134,8 +134,18 @@ def bubble_ledger(tables: Tables, steps: Steps = None) -> Rows:
 
 
 def trainer_states(tables: Tables, run: str) -> list[Span]:
-    """Return what the trainer of a run does at each time, as accounts: without overlaps, in order."""
-    return innermost(_states(by_run(tables.rows(_TIMED)).get(run, [])))
+    """Return what the trainer of a run does at each time, as accounts: without overlaps, in order.
+
+    What its ranks do in its timers is training.
+    """
+    alone = by_run(tables.rows(_ALONE)).get(run, [])
+    driver = [row for row in alone if row["account"] == "driver"]
+    return innermost(_states(by_run(tables.rows(_TIMED)).get(run, []), driver))
+
+
+def is_training(phase: str) -> bool:
+    """Return whether a timer of the trainer is training."""
+    return _TIMERS.get(phase, "training") == "training"
 
 
 def _states(timers: Rows, alone: Iterable[Mapping[str, Any]] = ()) -> Iterator[Span]:

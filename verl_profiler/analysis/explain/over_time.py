@@ -94,7 +94,7 @@ def over_time(earlier: Earlier, segments: Rows, changing: Collection[str]) -> It
         for finding, longer_s, culprit in changes_in(*own, *more):
             # The rollout's start on other steps hides no part of a step that stalls.
             stalled = finding == "stalled_step"
-            saved_s = longer_s if stalled else earlier.of_training(run, longer_s)
+            saved_s = sum(longer_s.values()) if stalled else earlier.of_training(run, longer_s)
             yield Named(run, finding, culprit, saved_s)
 
 
@@ -108,8 +108,8 @@ def changes_in(
     slow: Collection[int] = (),
     explained: Collection[str] = (),
     growth: Growth = _NO_GROWTH,
-) -> list[tuple[str, float, Culprit]]:
-    """Return finding, lost seconds and culprit of what makes some steps longer than others.
+) -> list[tuple[str, Mapping[int, float], Culprit]]:
+    """Return finding, lost seconds by step, and culprit of what makes some steps longer than others.
 
     Args:
         phases: Seconds by phase and step.
@@ -129,7 +129,7 @@ def changes_in(
     found = [
         (
             "stalled_step",
-            lost_s,
+            {step: lost_s},
             _of_stall(step, phase, phases[phase], last_of(step, phase), parts.get(phase, {})),
         )
         for step, phase, lost_s in stalled
@@ -320,9 +320,9 @@ def _changes(
     parts: Mapping[str, Mapping[str, _Series]],
     explained: Collection[str],
     growth: Growth,
-) -> list[tuple[str, float, Culprit]]:
-    """Return finding, seconds and culprit of what grows or has changed, since each step."""
-    changed: dict[tuple[str, int | None], list[tuple[float, Culprit]]] = {}
+) -> list[tuple[str, Mapping[int, float], Culprit]]:
+    """Return finding, seconds by step, and culprit of what grows or has changed, since each step."""
+    changed: dict[tuple[str, int | None], list[tuple[Mapping[int, float], Culprit]]] = {}
 
     def add(
         finding: str, shape: Shape, phase: str, series: _Series, text: str, more: str = ""
@@ -334,11 +334,10 @@ def _changes(
             for step in longer[:EVIDENCE]
         ]
         lost = {step: length * (1 - shape.kept[step]) for step, length in series.items()}
-        lost_s = sum(lost.values())
         where = in_few(lost).get("where", "") if finding == "uneven_times" else ""
         culprit = Culprit("phase", phase, f"{text}{since}{more}", where, evidence=evidence)
         finding = finding or ("grows" if shape.since is None else "changed")
-        changed.setdefault((finding, shape.since), []).append((lost_s, culprit))
+        changed.setdefault((finding, shape.since), []).append((lost, culprit))
 
     for phase, lengths in phases.items():
         series = {step: each for step, each in lengths.items() if step not in without}
@@ -389,17 +388,19 @@ def _changes(
             unknown = "; its tokens were not recorded" if not known and phase in OF_TOKENS else ""
             text = f", mostly {mostly}" if mostly else unknown
             add("", shape, phase, series, f"{phase}: {spent}", text)
-    found: list[tuple[str, float, Culprit]] = []
+    found: list[tuple[str, Mapping[int, float], Culprit]] = []
     for (name, _), each in changed.items():
-        _, culprit = max(each, key=lambda own: own[0])
+        _, culprit = max(each, key=lambda own: sum(own[0].values()))
         # Each may have a cause of its own.
         others = [
-            f"{other.who} ({seconds(lost_s / len(phases[other.who]))} per step)"
-            for lost_s, other in each
+            f"{other.who} ({seconds(sum(lost.values()) / len(phases[other.who]))} per step)"
+            for lost, other in each
             if other is not culprit and other.who
         ]
         text = culprit.text + (f"; also {', '.join(others)}" if others else "")
-        found.append((name, sum(lost_s for lost_s, _ in each), replace(culprit, text=text)))
+        steps = dict.fromkeys(step for lost, _ in each for step in lost)
+        together = {step: sum(lost.get(step, 0.0) for lost, _ in each) for step in steps}
+        found.append((name, together, replace(culprit, text=text)))
     return found
 
 
@@ -433,7 +434,8 @@ def _upper(series: _Series) -> list[int]:
     within = len(low) * pvariance(low) + len(high) * pvariance(high)
     apart = max(math.log(_TIMES), _LEVELS * math.sqrt(within / (len(logs) - 2)))
     changed = max(ordered[:at]) < min(ordered[at:])
-    if fmean(high) - fmean(low) < apart or (2 * at < len(logs) and not changed):
+    # Of steps that alternate, either kind may be one more.
+    if fmean(high) - fmean(low) < apart or (2 * at + 1 < len(logs) and not changed):
         return []
     return ordered[at:]
 

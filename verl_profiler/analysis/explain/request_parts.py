@@ -6,10 +6,12 @@ one: the cycle is replayed without each part.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from statistics import fmean, median
 
+from verl_profiler.analysis.explain.calls import peak
 from verl_profiler.analysis.explain.changes import without_build
 from verl_profiler.analysis.explain.concentration import (
     Culprit,
@@ -26,19 +28,26 @@ from verl_profiler.analysis.explain.model import (
     Stage,
     Take,
     Tools,
+    Work,
     measured_us,
     tool_lengths,
 )
-from verl_profiler.analysis.explain.rules import LATE_START
+from verl_profiler.analysis.explain.rules import LATE_START, UNEXPLAINED
 from verl_profiler.analysis.explain.work import LATER, LITTLE, Earlier, in_work
+from verl_profiler.analysis.selection import by_run, grouped
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
+from verl_profiler.units import counted, seconds
 
 _POLLING, _TOOLS, _BUILD, _PREFILL = "polling", "tool_time", "prompt_build", "prefill"
+_FEW, _RESENT = "few_at_once", "late_resend"
+# A request starts as another one ends if it starts within this part of the time between two ends.
+_AS_ENDS = 0.1
 
 
 def request_parts(earlier: Earlier) -> Iterator[Named]:
     """Find tools, prompts, prefill and late starts that steps of asynchronous runs wait for."""
     built = _built(earlier) if earlier.cycles else set[str]()
+    few = _few_at_once(earlier) if earlier.cycles else dict[str, str]()
     for run, cycle in earlier.cycles.items():
         if cycle.refused is not None:
             continue
@@ -52,13 +61,20 @@ def request_parts(earlier: Earlier) -> Iterator[Named]:
             less_us = other_us - sum(_other_us(without(each)) for each in model.requests)
             if less_us >= LITTLE * whole_us:
                 places = earlier.places(run, name, cycle.saved_s(without))
-                if places:
+                if places and name == LATE_START and run in few:
+                    yield lost_to(run, _FEW, "setting", "limit", places, text=few[run])
+                elif places:
                     culprit = _culprit(name, model)
                     evidence = lost_to(run, name, "", culprit.who or name, places).culprit.evidence
                     yield Named(run, name, replace(culprit, evidence=evidence), lost_in(places))
         if any(isinstance(each, Take) and each.lag_us for each in model.operations):
             places = earlier.places(run, _POLLING, cycle.saved_with(_without_lags(model)))
             yield lost_to(run, _POLLING, "setting", _POLLING_AT, places)
+        if model.parked_us > 0:
+            resent = replace(model, parked_us=0.0)
+            places = earlier.places(run, _RESENT, cycle.saved_with(resent))
+            text = f"{seconds(model.parked_us / 1e6)} after the replicas run again (median)"
+            yield lost_to(run, _RESENT, "setting", "pause", places, text=text)
 
 
 _POLLING_AT = "poll interval of the replay buffer"
@@ -70,6 +86,19 @@ def _changed(change: Callable[[Stage], Stage]) -> Callable[[Request], Request]:
 
 def _without_tools(stage: Stage) -> Stage:
     return stage.changed(lambda _tool, _us: 0.0) if isinstance(stage, Tools) else stage
+
+
+def _without_gaps(request: Request) -> Request:
+    """Leave out what no event covers before and between calls; the work before the first one are prompts."""
+    kinds = [isinstance(each, Call) for each in request.stages]
+    first = kinds.index(True) if any(kinds) else 0
+    stages = [
+        each._replace(length_us=0.0)
+        if isinstance(each, Work) and place and (each.own or place < first)
+        else each
+        for place, each in enumerate(request.stages)
+    ]
+    return request._replace(stages=tuple(stages))
 
 
 def _without_prefill(stage: Stage) -> Stage:
@@ -89,6 +118,7 @@ _WITHOUT: Mapping[str, Callable[[Request], Request]] = {
     LATE_START: _dispatched,
     _BUILD: without_build,
     _PREFILL: _changed(_without_prefill),
+    UNEXPLAINED: _without_gaps,
 }
 
 
@@ -134,7 +164,40 @@ def _culprit(name: str, model: Model) -> Culprit:
     return Culprit("", None, _NO_ONE.get(name, ""))
 
 
-_NO_ONE = {LATE_START: "no single worker"}
+_NO_ONE = {LATE_START: "no single worker", UNEXPLAINED: "between calls"}
+
+
+def _few_at_once(earlier: Earlier) -> dict[str, str]:
+    """Return how many requests run at once, of runs whose late requests start as others end: of their worker, or of any."""
+    rows = earlier.tables.rows(
+        f"""
+        SELECT r.run, r.name, begin_us, end_us, coalesce(at_us, min(begin_us) OVER (PARTITION BY r.run, uid)) AS at_us
+        FROM requests AS r LEFT JOIN dispatched USING (run, uid)
+        WHERE NOT validate AND NOT {SYNCHRONOUS} AND {in_work(earlier.steps)} AND end_us IS NOT NULL
+        """
+    )
+    found: dict[str, str] = {}
+    for run, every in by_run(rows).items():
+        for where, places in ((" in a worker", grouped(every, "name").values()), ("", [every])):
+            late_us = following_us = 0
+            for own in places:
+                ends = sorted(row["end_us"] for row in own)
+                soon_us = _AS_ENDS * (ends[-1] - ends[0]) / len(ends)
+                for row in own:
+                    place = bisect_right(ends, row["begin_us"]) - 1
+                    follows = place >= 0 and row["begin_us"] - ends[place] <= soon_us
+                    late_us += row["begin_us"] - row["at_us"]
+                    following_us += (row["begin_us"] - row["at_us"]) * follows
+            most, many = (
+                max(
+                    peak([{"started_us": row[start], "ended_us": row["end_us"]} for row in own])
+                    for own in places
+                )
+                for start in ("begin_us", "at_us")
+            )
+            if 2 * following_us > late_us and 2 * most <= many:
+                found[run] = f"{counted(most, 'request')} at a time{where}, of {many}"
+    return found
 
 
 def _built(earlier: Earlier) -> set[str]:

@@ -394,7 +394,7 @@ def _slower(
     """Find those that take `least` times as long per token as the others at their load."""
     names = list(dict.fromkeys(who for each in speeds.values() for who in each))
     cells: Rows = []
-    at_times = ""
+    at_times, always = "", kind == "replica"
     for who in names:
         own = {step: each[who] for step, each in speeds.items() if who in each}
         out = {step: (us, alike) for step, (us, alike) in own.items() if us >= least * alike}
@@ -403,6 +403,7 @@ def _slower(
         part = median(1 - alike / us for us, alike in these.values()) if these else 0.0
         if often or (len(out) >= _AT_TIMES and part >= 1 - 1 / MUCH_SLOWER):
             at_times = "" if often else f" in {len(out)} of {len(speeds)} steps"
+            always = always and 2 * len(out) >= len(own)
             cells += [
                 {"step": step, "who": who, "us": us, "alike_us": alike_us, "part": part}
                 for step, (us, alike_us) in these.items()
@@ -413,16 +414,19 @@ def _slower(
         return None
     # Each step has many calls of each.
     culprit = concentration(kind, places, len(names), verb="slowest per token", clear=True)
+    slow = sorted({row["who"] for row in cells})
+    # The load balancer avoids a replica that is always slow.
+    replicas = slow if always else ()
     cuts = f"""
         SELECT run, step, name, request_id, 'slow' AS who, sum({_TAKES[kind]} * part) AS cut_us
         FROM engine_call_times JOIN (SELECT unnest($steps) AS step,
             unnest($whos) AS {_COLUMN[kind]}, unnest($parts) AS part) USING ({_COLUMN[kind]}, step)
-        WHERE run = $run AND NOT validate AND {in_work(earlier.steps)} GROUP BY ALL
+        WHERE run = $run AND NOT validate AND {in_work(earlier.steps)}
+            AND ({SYNCHRONOUS} OR {not replicas}) GROUP BY ALL
     """
     columns = {f"{each}s": [row[each] for row in cells] for each in ("step", "who", "part")}
     parameters = {"run": run, **columns}
-    later = earlier(cuts, "decoding", parameters).get((run, "slow"), [])
-    slow = sorted({row["who"] for row in cells})
+    later = earlier(cuts, "decoding", parameters, {(run, "slow"): replicas}).get((run, "slow"), [])
     text = (
         f"{', '.join(slow)}: {median(row['us'] for row in cells) / 1e3:.1f} ms per token, others at "
         f"this load {median(row['alike_us'] for row in cells) / 1e3:.1f} ms{at_times}"
@@ -510,12 +514,14 @@ def slow_hosts(earlier: Earlier) -> Iterator[Named]:
                     -- A queue moves on as fast as the calls before it.
                     {IN_ENGINE} + coalesce(queue_us, 0)
                 FROM engine_call_times AS c JOIN processes AS p USING (run)
-                WHERE p.name = c.engine_name AND NOT validate AND {in_steps(steps)}
+                WHERE p.name = c.engine_name AND NOT validate AND {in_steps(steps)} AND {SYNCHRONOUS}
             ) JOIN (SELECT unnest($kinds) AS kind, unnest($slower) AS slower) USING (kind)
             WHERE run = $run AND host = $host GROUP BY ALL
         """
         parameters = {"run": run, "host": host, "kinds": [*kinds], "slower": [*kinds.values()]}
-        places = earlier(cuts, "all", parameters).get((run, host), [])
+        decoding = "decoding" in kinds
+        slow = [name for (_, name), of in hosts.items() if of == host] if decoding else []
+        places = earlier(cuts, "all", parameters, {(run, host): slow}).get((run, host), [])
         listed = ", ".join(f"{kind} {times:.1f} times" for kind, times in sorted(kinds.items()))
         text = f"{host}: {listed} what it takes on the others"
         yield lost_to(run, "slow_host", "host", host, places, text=text)
@@ -658,7 +664,9 @@ def changing_work(earlier: Earlier) -> Iterator[Named]:
     }
     for row in earlier.tables.rows(
         f"SELECT run, of, who, step, sum(amount) / sum(units) AS unit FROM ({_WORK_OF_REQUESTS}) "
-        f"WHERE (of = 'tools' OR NOT {SYNCHRONOUS}) AND {in_work(earlier.steps)} "
+        # Those of a step that have ended when the run ends are its shorter ones.
+        "SEMI JOIN (SELECT run, step FROM requests WHERE NOT validate GROUP BY ALL HAVING bool_and(finished)) "
+        f"USING (run, step) WHERE (of = 'tools' OR NOT {SYNCHRONOUS}) AND {in_work(earlier.steps)} "
         "GROUP BY ALL ORDER BY ALL"
     ):
         series.setdefault((row["run"], row["of"], row["who"]), {})[row["step"]] = row["unit"]

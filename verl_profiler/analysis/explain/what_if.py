@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from itertools import islice
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -19,12 +21,20 @@ from verl_profiler.analysis.explain.changes import (
     Change,
     Changed,
     Changing,
+    as_fast,
     changes_of,
     from_tokens,
     scaled,
     times_in,
 )
-from verl_profiler.analysis.explain.model import TRAINING, Model, Request, measured_us
+from verl_profiler.analysis.explain.model import (
+    TRAINING,
+    Mark,
+    Model,
+    Request,
+    Take,
+    measured_us,
+)
 from verl_profiler.analysis.explain.rebuilding import TOKEN_PART, step_models
 from verl_profiler.analysis.explain.replay import Lengths, replay
 from verl_profiler.analysis.explain.speed import grows_with_load
@@ -290,7 +300,7 @@ class Cycle:
             self.refused = "the replay waits for samples that are never dispatched"
             return
         error = fmean(self.unchanged.us) / model.mean_us - 1
-        if abs(error) > LARGEST_ERROR:
+        if self._off(self.unchanged.us) > LARGEST_ERROR:
             self.off = True
             self.refused = (
                 f"the replay without a change is {share(abs(error))} "
@@ -298,34 +308,89 @@ class Cycle:
                 f"answers need at most {share(LARGEST_ERROR)}"
             )
 
-    def saved_s(self, change: Callable[[Request], Request]) -> dict[int, float]:
-        """Return what each step saves with each request changed; empty without an answer."""
+    def saved_s(
+        self, change: Callable[[Request], Request], slow: Collection[str] = ()
+    ) -> dict[int, float]:
+        """Return what each step saves with each request changed; empty without an answer.
+
+        Slow replicas are as fast as the others then, and the load balancer avoids them no longer.
+        """
         if self.refused is not None:
             return {}
         changed = self.model.mapped(change)
-        before, after = (sum(r.tokens for r in each.requests) for each in (self.model, changed))
+        before = self.unchanged.us
         # Part of the training is proportional to the tokens.
-        fewer = TOKEN_PART[0] * (1 - after / before) if after < before else 0.0
-        return self.saved_with(changed, fewer)
+        kept = [
+            1 - TOKEN_PART[0] * max(1 - after / max(own, 1.0), 0.0)
+            for own, after in zip(_tokens(self.model), _tokens(changed), strict=True)
+        ]
+        changed = as_fast(changed, slow)
+        if slow and self._routed_us:
+            changed = replace(changed, routing="request")
+            # Of both, what is closer to the recorded steps.
+            before = min(before, self._routed_us, key=self._off)
+        return self.saved_with(changed, kept, before=before)
 
-    def trained_s(self, less_s: float, state: str = TRAINING) -> float:
-        """Return how much shorter a step is with so much less of a state; all of it without an answer."""
-        if self.refused is not None or not less_s:
-            return less_s
-        spent_us = sum(times_in(self.model, state))
-        part = min(less_s * 1e6 * len(self.model.steps) / max(spent_us, 1.0), 1.0)
-        saved = self.saved_with(self.model, part, state)
-        # Steps get no shorter than by what the trainer does less.
-        return min(max(fmean(saved.values()), 0.0), less_s) if saved else less_s
+    def _off(self, us: Sequence[float]) -> float:
+        """Return how far replayed lengths are from the recorded ones, as a share of these."""
+        return abs(fmean(us) / self.model.mean_us - 1)
+
+    @cached_property
+    def _routed_us(self) -> Sequence[float]:
+        """The replay with new requests on the replica with the fewest; empty if they were recorded elsewhere."""
+        found = _replayed(replace(self.model, routing="request")).us
+        return found if found and self._off(found) <= LARGEST_ERROR else []
+
+    def trained_s(self, less_s: float | Mapping[int, float], state: str = TRAINING) -> float:
+        """Return how much shorter a step is with so much less of a state, in all steps or in each; all of it without an answer."""
+        each_s = [*less_s.values()] if isinstance(less_s, Mapping) else [less_s]
+        mean_s = fmean(each_s)
+        if self.refused is not None or not mean_s:
+            return mean_s
+        spent_s = [us / 1e6 for us in times_in(self.model, state)]
+        kept: float | list[float] = 1 - min(mean_s / max(fmean(spent_s), 1e-6), 1.0)
+        if isinstance(less_s, Mapping):
+            each_s = [less_s.get(step, 0.0) for step in self.model.steps]
+            pairs = zip(each_s, spent_s, strict=True)
+            kept = [1 - min(own / max(spent, 1e-6), 1.0) for own, spent in pairs]
+        saved = self.saved_with(self.model, kept, state)
+        # Steps get no shorter than by what the trainer does less; those that are not replayed are as the others.
+        part = fmean(saved.values()) / fmean(each_s) if saved and any(each_s) else 1.0
+        return min(max(part, 0.0), 1.0) * mean_s
 
     def saved_with(
-        self, changed: Model, less: float = 0.0, state: str = TRAINING
+        self,
+        changed: Model,
+        kept: float | Sequence[float] = 1.0,
+        state: str = TRAINING,
+        before: Sequence[float] | None = None,
     ) -> dict[int, float]:
-        """Return what each step saves with the changed model, and with so much less of a state of the trainer."""
-        if less:
-            changed = scaled(state, 1 - less)(changed, [changed]).models[0]
-        saved = _saved_s(self.unchanged.us, _replayed(changed).us)
+        """Return what each step saves with the changed model, and with a part of a state of the trainer.
+
+        Compared with lengths `before`; None for those of the unchanged model.
+        """
+        if kept != 1:
+            changed = scaled(state, kept)(changed, [changed]).models[0]
+        saved = _saved_s(self.unchanged.us if before is None else before, _replayed(changed).us)
         return dict(zip(self.model.steps, saved, strict=True)) if saved else {}
+
+
+def _tokens(model: Model) -> list[float]:
+    """Return the trained tokens of each step, which takes units in the order of their dispatch."""
+    tokens = iter(
+        [
+            sum(request.tokens for request in unit.requests)
+            for unit in model.units
+            if not unit.dropped
+        ]
+    )
+    found: list[float] = []
+    for each in model.operations:
+        if isinstance(each, Mark):
+            found.append(0.0)
+        elif isinstance(each, Take):
+            found[-1] += sum(islice(tokens, each.units))
+    return found
 
 
 def _repeated(model: Model) -> tuple[int, int]:

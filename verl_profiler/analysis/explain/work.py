@@ -7,7 +7,7 @@ slow tool, failed calls, prefill, routing, tokens), and measures how much earlie
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import combinations_with_replacement
@@ -101,7 +101,11 @@ class Earlier:
         return {run: by_load(own) for run, own in self.cells.items()}
 
     def __call__(
-        self, cuts: str, of: str, parameters: Mapping[str, Any] | None = None
+        self,
+        cuts: str,
+        of: str,
+        parameters: Mapping[str, Any] | None = None,
+        slow: Mapping[tuple[str, str], Collection[str]] = {},
     ) -> dict[tuple[str, str], list[Place]]:
         """Measure what steps gain without a part of each request.
 
@@ -110,11 +114,13 @@ class Earlier:
             of: What the parts are of: `tools`, `decoding`, `tokens` (their decoding), `prefill`, `queue`, `loop`
                 (what is outside the engines), `other` or `all`.
             parameters: Of `cuts`.
+            slow: Replicas of asynchronous runs that are as fast as the others then, by run and who; `cuts` have no
+                decoding of such runs.
 
         Returns:
             By run and who: a place for each step with a gain, of who, with the last request.
         """
-        found = self._replayed(cuts, of, parameters) if self.cycles else {}
+        found = self._replayed(cuts, of, parameters, slow) if self.cycles else {}
         if not self._in_steps:
             return found
         few = {
@@ -141,13 +147,25 @@ class Earlier:
             found.setdefault((row["run"], row["who"]), []).append(place)
         return found
 
-    def of_training(self, run: str, lost_s: float) -> float:
-        """Return how much shorter all steps are with so much less in the trainer's phases, in which others may run."""
+    def of_training(self, run: str, lost_s: float | Mapping[int, float]) -> float:
+        """Return how much shorter all steps are with so much less in the trainer's phases, in which others may run.
+
+        In all steps together, or in each.
+        """
         steps = self._counts.get(run, 0)
-        return steps * self.cycles[run].trained_s(lost_s / steps) if steps else lost_s
+        if not isinstance(lost_s, Mapping):
+            return steps * self.cycles[run].trained_s(lost_s / steps) if steps else lost_s
+        if not steps:
+            return sum(lost_s.values())
+        finished = sorted(step for own, step in self.finished if own == run)
+        return steps * self.cycles[run].trained_s({s: lost_s.get(s, 0.0) for s in finished})
 
     def _replayed(
-        self, cuts: str, of: str, parameters: Mapping[str, Any] | None
+        self,
+        cuts: str,
+        of: str,
+        parameters: Mapping[str, Any] | None,
+        slow: Mapping[tuple[str, str], Collection[str]],
     ) -> dict[tuple[str, str], list[Place]]:
         cut_us: dict[tuple[str, str], dict[tuple[str, str], float]] = {}
         for row in self.tables.rows(
@@ -157,13 +175,14 @@ class Earlier:
             own = cut_us.setdefault((row["run"], row["who"]), {})
             own[row["name"], row["request_id"]] = row["cut_us"]
         found: dict[tuple[str, str], list[Place]] = {}
-        for (run, who), own in cut_us.items():
-            cycle = self.cycles.get(run)
+        for run, who in {**slow, **cut_us}:
+            cycle, own = self.cycles.get(run), cut_us.get((run, who), {})
             if cycle is None or cycle.refused is not None:
                 continue
             requests = cycle.model.requests
             less_us = sum(own.get((each.worker, each.request_id or ""), 0.0) for each in requests)
-            if less_us < LITTLE * sum(each.duration_us for each in requests):
+            replicas = slow.get((run, who), ())
+            if not replicas and less_us < LITTLE * sum(each.duration_us for each in requests):
                 continue
             places = self.places(
                 run,
@@ -171,7 +190,8 @@ class Earlier:
                 cycle.saved_s(
                     lambda each, own=own: _without(
                         each, own.get((each.worker, each.request_id or ""), 0.0), of
-                    )
+                    ),
+                    replicas,
                 ),
             )
             if places:
@@ -376,8 +396,10 @@ def tails(earlier: Earlier) -> dict[str, Tail]:
         ), limits AS (
             SELECT DISTINCT run, 'long' AS who, NULL AS most FROM judged WHERE synchronous
             UNION ALL
-            SELECT run, 'longer', {_BEYOND} * any_value(spread) FROM judged
-            GROUP BY run HAVING 2 * count(DISTINCT step) FILTER (beyond) > count(DISTINCT step)
+            SELECT run, CASE WHEN often THEN 'longer' ELSE 'long' END, CASE WHEN often THEN {_BEYOND} * spread END
+            FROM (SELECT run, any_value(spread) AS spread, bool_and(synchronous) AS synchronous,
+                    2 * count(DISTINCT step) FILTER (beyond) > count(DISTINCT step) AS often
+                FROM judged GROUP BY run) WHERE often OR NOT synchronous
         ), long AS (
             SELECT l.*, who FROM judged AS l JOIN limits USING (run)
             WHERE (more > ln({_LONG}) AND coalesce(more_in_turn > most, true)) OR more_turns > 1 OR of_prompt
