@@ -288,6 +288,13 @@ def test_the_summary_that_wandb_prints_is_the_last_step_of_a_log_without_any(tmp
         (line.step, line.values["timing_s/gen"], line.values["timing_s/step"]) for line in run.lines
     ]
     assert [f"{log} has no step lines; W&B's summary has the last step."] == problems
+    # As of verl before 0.4: https://github.com/AgentR1/Agent-R1/issues/32.
+    log.write_text("".join(f"(main_task pid=7) wandb: {line}\n" for line in lines[:-1]))
+    (run,) = logged_runs([log], problems := [])
+    assert 40.25 == run.lines[0].values["timing_s/gen"]
+    assert [
+        f"{log} has no step lines; W&B's summary has the last step, without its number."
+    ] == problems
 
 
 def test_jobs_that_logged_at_once_are_two_runs(tmp_path):

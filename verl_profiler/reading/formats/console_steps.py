@@ -249,10 +249,12 @@ def _lines_and_bars(path: Path, problems: list[str]) -> Iterator[StepLine | tupl
     if current is not None:
         yield from current.read(path, found)
     step = next((summary[name] for name in _STEP_NAMES if summary and name in summary), None)
-    if not printed and summary and step is not None:
-        yield _of_metrics(StepLine(int(step), {}, path, summary_at), summary)
+    if not printed and summary and (step is not None or f"{_TIMER}gen" in summary):
+        yield _of_metrics(StepLine(int(step or 1), {}, path, summary_at), summary)
+        known = "" if step is not None else ", without its number"
         found.add(
-            "summaries.", f"{_name(path)} has no step lines; W&B's summary has the last step."
+            "summaries.",
+            f"{_name(path)} has no step lines; W&B's summary has the last step{known}.",
         )
     problems += found.sentences()
 
