@@ -234,6 +234,16 @@ def test_a_tool_that_fails_is_named_with_its_failures():
     assert ["work"] == [row["finding"] for row in wrong]
 
 
+def test_few_calls_that_fail_after_long_are_named():
+    """Two of them, in as many steps that count, each 3 s after which the others have ended."""
+    hangs = every(with_tool("calc", 3_000_000, lambda place: place == 9, failed="TimeoutError"))
+    rows, _ = found_in(hangs, steps=3)
+    true_s = seconds_per_step(hangs, 3) - seconds_per_step(healthy, 3)
+
+    assert ("failing_tools", "calc") == (rows[0]["finding"], rows[0]["culprit"])
+    assert 0.97 * true_s < rows[0]["recoverable_s"] < 1.2 * true_s
+
+
 def test_a_slow_host_is_named_and_not_one_of_its_ranks():
     """Two ranks of one of three hosts take turns in being last."""
     hosts = {f"actor_{rank}": f"host-{rank // 2}" for rank in range(6)}

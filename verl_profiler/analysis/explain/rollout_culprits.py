@@ -46,7 +46,7 @@ from verl_profiler.units import counted, seconds, share
 
 # Errors caused by the model, not by a tool.
 _OF_THE_MODEL = "('unknown_tool', 'bad_arguments')"
-# Minimum number of failures, and minimum share of a tool's calls or of the step, for a finding.
+# Minimum number of failures and share of a tool's calls, or their minimum share of the step, for a finding.
 _FAILURES, _FAILING, _COSTLY = 5, 0.1, 0.03
 _EXAMPLES = 5
 # Prefill is mostly of tokens that were cached before, and last requests are mostly of one worker, from this part on.
@@ -278,7 +278,6 @@ def tools(earlier: Earlier) -> Iterator[Named]:
     for run, every in by_run(failing).items():
         lost_s = failed_s.get(run, 0.0)
         costly = lost_s >= _COSTLY * every[0]["length_s"] > 0
-        costly = costly and sum(row["failures"] for row in every) >= _FAILURES
         own = [
             row
             for row in every
