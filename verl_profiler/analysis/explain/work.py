@@ -335,10 +335,10 @@ def _of_long_requests(tables: Tables, ended: str) -> Rows:
             SELECT run, who, array_agg(DISTINCT name) AS names FROM long_requests GROUP BY run, who
         ), every AS (
             SELECT r.*, w.who, names, c.who IS NOT NULL AS longer, at_limit,
-                coalesce(cut_us > 0 AND 2 * cut_us >= max(cut_us) OVER (PARTITION BY run, who, step), false)
-                    AS is_long
+                coalesce(cut_us > 0 AND 2 * cut_us >= most_us, false) AS is_long
             FROM ({ended}) AS r JOIN whos AS w USING (run)
-            LEFT JOIN long_requests AS c USING (run, step, name, request_id, who)
+            LEFT JOIN (SELECT *, max(cut_us) OVER (PARTITION BY run, who, step) AS most_us FROM long_requests) AS c
+                USING (run, step, name, request_id, who)
             LEFT JOIN (SELECT run, step, name, request_id, bool_or(finish_reason = 'length') AS at_limit
                 FROM engine_calls WHERE NOT validate GROUP BY ALL) AS t
                 USING (run, step, name, request_id)
@@ -376,12 +376,13 @@ def tails(earlier: Earlier) -> dict[str, Tail]:
                 ln(nullif(turn_tokens, 0) / nullif(median(turn_tokens) OVER every, 0)) AS more_in_turn,
                 turns / ({_LONG} * quantile_cont(turns, {_MOST_REQUESTS}) OVER every) AS more_turns,
                 count(*) OVER every AS many, sqrt(2 * ln(many)) AS deviations,
-                coalesce(sample::VARCHAR, request_id) AS prompt,
-                sqrt(2 * ln(many / count(*) OVER (PARTITION BY run, step, prompt))) AS prompt_deviations
+                coalesce(sample::VARCHAR, request_id) AS prompt
             FROM ({ended}) WINDOW every AS (PARTITION BY run, step)
         ), alike AS (
             -- The requests of a prompt have similar lengths: their mean varies less.
-            SELECT *, avg(more_in_turn) OVER (PARTITION BY run, step, prompt) AS more_in_prompt FROM lengths
+            SELECT *, avg(more_in_turn) OVER own AS more_in_prompt,
+                sqrt(2 * ln(many / count(*) OVER own)) AS prompt_deviations
+            FROM lengths WINDOW own AS (PARTITION BY run, step, prompt)
         ), spreads AS (
             SELECT run, greatest(quantile_cont(-more, 0.9), quantile_cont(-more_in_turn, 0.9)) / {_TENTH} AS spread,
                 quantile_cont(-more_in_prompt, 0.9) / {_TENTH} AS prompt_spread
@@ -488,16 +489,13 @@ def tool_work(earlier: Earlier) -> Iterator[Named]:
     """
     crowded = f"""
         WITH calls AS ({calls}), changes AS (
-            SELECT run, step, tool, begin_us AS at_us, 1 AS change, sampled FROM calls
-            UNION ALL SELECT run, step, tool, end_us, -1, sampled FROM calls
+            SELECT *, begin_us AS at_us, 1 AS change FROM calls
+            UNION ALL BY NAME SELECT run, step, tool, end_us AS at_us, -1 AS change, sampled FROM calls
         ), running AS (
-            SELECT run, step, tool, at_us, change, sum(change * sampled) OVER (
-                PARTITION BY run, step, tool ORDER BY at_us, change) - sampled AS others FROM changes
+            SELECT *, sum(change * sampled) OVER (PARTITION BY run, step, tool ORDER BY at_us, change)
+                - sampled AS others FROM changes
         ), loaded AS (
-            SELECT c.*, any_value(r.others) AS others FROM calls AS c JOIN running AS r
-                ON r.run = c.run AND r.step = c.step AND r.tool = c.tool
-                AND r.at_us = c.begin_us AND r.change = 1
-            WHERE NOT failed GROUP BY ALL
+            SELECT * FROM running WHERE change = 1 AND NOT failed
         ), fitted AS (
             SELECT run, tool, regr_slope(own_us, others) AS more_us FROM loaded GROUP BY run, tool
             HAVING count(*) >= {CROWDED_CALLS} AND regr_r2(own_us, others) >= {CROWDED} AND more_us > 0
