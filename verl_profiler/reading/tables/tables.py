@@ -221,6 +221,10 @@ class Tables:
         # To name a file in a query opens it each time.
         few = sum(path.stat().st_size for _, path in files) < _IN_MEMORY_BYTES
         rows = f"SELECT * FROM {scan('read_parquet', (path for _, path in files))}"
+        runs = {part.run.replace("'", "''") for part in table_cache.parts}
+        if len(runs) == 1:
+            # What is the same in all rows is not read, compared or hashed.
+            rows = f"SELECT * REPLACE ('{runs.pop()}' AS run) FROM ({rows})"
         self.create_view(name, rows, "TABLE" if few else "VIEW")
         return files
 
