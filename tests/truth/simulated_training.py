@@ -102,6 +102,7 @@ class Plan:
     fifth_prompts: float = 1.0
     prepare: float = 0.2
     slow_batch: tuple[int, float] = (1, 0.0)
+    prepare_since: tuple[int, float] = (0, 0.0)
     adv: float = 0.3
     driver_reward: float = 0.0
     handover: float = 0.0
@@ -612,7 +613,9 @@ class Training:
                 replica.factor = factor
                 replica.slowed = plan.speeds_in is None or step in plan.speeds_in
             every, slower = plan.slow_batch
-            yield plan.prepare + (slower if step % every == 0 else 0.0)
+            since, longer = plan.prepare_since
+            longer = longer if since and step >= since else 0.0
+            yield plan.prepare + longer + (slower if step % every == 0 else 0.0)
             self._event("trainer_0", step, "prepare_step", begin, kernel.now)
             at = kernel.now
             yield from self._rollout(step) if plan.ahead is None else self._samples(step)

@@ -7,7 +7,7 @@ from truth.synthetic import SECOND, Phase, Request, Step, Turn, run_of
 from truth.test_findings import turns_with
 
 from verl_profiler.analysis.explain.concentration import Place, concentration
-from verl_profiler.analysis.explain.work import by_load, decoding
+from verl_profiler.analysis.explain.engine_speed import by_load, decoding
 from verl_profiler.analysis.registry import explained
 from verl_profiler.views.findings import finding_list
 

@@ -63,6 +63,17 @@ def test_the_prompts_of_few_steps_establish_that_their_tokens_grow():
     assert rows[0]["finding"] == "more_tokens"
 
 
+@pytest.mark.parametrize("fault", [{"late_worker": 30.0}, {"prepare_since": (5, 8.0)}], ids=str)
+def test_seconds_that_two_findings_could_have_are_in_one(fault):
+    """A worker starts late, and so ends late; the trainer prepares a step for long, and longer than before."""
+    planted = Training(Plan(**fault))
+    cost_s = planted.step_s - Training(Plan()).step_s
+    anomalies = [row for row in findings_of(planted) if not row["dominates"]]
+
+    (row,) = (row for row in anomalies if row["finding"] != "tail")
+    assert 0.8 <= row["recoverable_s"] / cost_s <= 1.25
+
+
 def test_turns_alone_make_a_tail_where_tokens_were_not_recorded():
     training = Training(Plan(loops=(0.05, 16), steps=4))
     training.events = [

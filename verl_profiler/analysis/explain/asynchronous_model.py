@@ -24,6 +24,7 @@ from verl_profiler.analysis.explain.calls import (
     undivided_share,
 )
 from verl_profiler.analysis.explain.device_time import Span, swept
+from verl_profiler.analysis.explain.engine_speed import by_load, decoding
 from verl_profiler.analysis.explain.iteration_times import pass_times
 from verl_profiler.analysis.explain.ledger import (
     quoted,
@@ -172,7 +173,9 @@ class _Rebuilding:
         stops = self._stopped()
         calls = by_call(self.attempts)
         groups = grouped(self.attempts, "replica")
-        speeds = replica_speeds([groups], pass_times(self.tables).get(self.run, {}))
+        cells = decoding(self.tables, None).get(self.run)
+        loads = by_load(cells) if cells else None
+        speeds = replica_speeds([groups], pass_times(self.tables).get(self.run, {}), loads)
         most = {
             name: max(peak(rows), speeds.most_read.get(name, 0), 1) for name, rows in groups.items()
         }

@@ -69,6 +69,7 @@ class Culprit:
         fixable: Whether the fixes of the finding's rule are for this culprit.
         code: `file:line` of a blocking function; empty if it was not recorded.
         most_s: What it may cost at most, in all steps together; None if that is what is lost to it.
+        cells: Where in the account it costs what, in all steps together, by phase and category, if that is known.
     """
 
     kind: str
@@ -81,6 +82,7 @@ class Culprit:
     fixable: bool = True
     code: str = ""
     most_s: float | None = None
+    cells: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
 
 
 class Named(NamedTuple):

@@ -219,7 +219,14 @@ def _ranks(earlier: work.Earlier) -> Iterator[Named]:
                 ]
                 clear = all(row["clear"] for row in own)
                 culprit = concentration(kind, places, many, unit="phase", clear=clear)
-                lost = sum(row["late_s"] for row in own if row["who"] == culprit.who)
+                theirs = [row for row in own if row["who"] == culprit.who]
+                lost = sum(row["late_s"] for row in theirs)
+                cells: dict[tuple[str, str], float] = {}
+                for row in theirs:
+                    # What is late at the start waited for its data.
+                    late = "transfer" if row["moment"] == "start" else row["phase"]
+                    cells[row["phase"], late] = cells.get((row["phase"], late), 0.0) + row["late_s"]
+                culprit = replace(culprit, cells=cells)
                 if not best or lost > _MORE_THAN_A_RANK * best[0][1]:
                     best = [(culprit, lost, sum(row["late_s"] for row in own))]
             for culprit, lost, every in best:

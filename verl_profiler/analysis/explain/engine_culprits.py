@@ -13,9 +13,10 @@ from verl_profiler.analysis.explain.concentration import (
     lost_to,
     places_of,
 )
+from verl_profiler.analysis.explain.engine_speed import in_work
 from verl_profiler.analysis.explain.rollout_culprits import shares_of
 from verl_profiler.analysis.explain.step_rows import KV_FULL
-from verl_profiler.analysis.explain.work import Earlier, held_up, in_work
+from verl_profiler.analysis.explain.work import Earlier, held_up
 from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
 from verl_profiler.reading.tables.tables import Tables
 

@@ -226,6 +226,11 @@ class Account:
         """Return the seconds per step of those categories that occur."""
         return {each: self.means[each] for each in categories if each in self.means}
 
+    def cells(self) -> dict[tuple[str, str], float]:
+        """Return the seconds per step by phase and category."""
+        every = [row for rows in self.segments.values() for row in rows]
+        return {key: self._mean(rows) for key, rows in grouped(every, "phase", "category").items()}
+
     def spent(self, *categories: str) -> float:
         """Return the seconds per step of categories together."""
         return sum(self.of(categories).values())
@@ -416,9 +421,40 @@ def _superfluous(finding: Finding, found: Mapping[str, Finding]) -> str | None:
     return most if most is not None and others[most] >= gain / 2 > 0 else None
 
 
-def without_superfluous(found: Mapping[str, Finding]) -> list[Finding]:
+def _claimed(account: Account, found: Mapping[str, Finding]) -> dict[str, str]:
+    """Return by finding the one that costs the same seconds, where others cost most of them: none counts twice."""
+    every = account.cells()
+    left = dict(every)
+    owners: dict[tuple[str, str], str] = {}
+    heirs: dict[str, str] = {}
+    for name, each in sorted(found.items(), key=lambda item: -item[1].recoverable_s):
+        cells = {cell: lost_s / each.steps for cell, lost_s in each.culprit.cells.items()}
+        if not cells and not each.rule.dominates:
+            cells = {cell: spent for cell, spent in every.items() if cell[1] in each.accounts}
+        taken = {cell: min(spent, left.get(cell, 0.0)) for cell, spent in cells.items()}
+        owner = owners.get(max(cells, key=lambda cell: cells[cell], default=("", "")))
+        if owner is not None and 2 * sum(taken.values()) < sum(cells.values()):
+            heirs[name] = owner
+            continue
+        for cell, spent in taken.items():
+            left[cell] = left.get(cell, 0.0) - spent
+            owners.setdefault(cell, name)
+    return heirs
+
+
+def without_superfluous(
+    found: Mapping[str, Finding], account: Account | None = None
+) -> list[Finding]:
     """Return findings by name without the superfluous ones; what makes one superfluous accounts for its time."""
     heirs = {name: _superfluous(each, found) for name, each in found.items()}
+    if account is not None:
+        claimed = _claimed(account, {name: found[name] for name in found if heirs[name] is None})
+        heirs |= claimed
+        found = {**found}
+        for name, heir in claimed.items():
+            culprit = found[heir].culprit
+            text = f"{culprit.because} {found[name].row()['message']}".strip()
+            found[heir] = replace(found[heir], culprit=replace(culprit, because=text))
     accounts = {name: dict(found[name].accounts) for name, heir in heirs.items() if heir is None}
     for name, each in found.items():
         passed = [name]

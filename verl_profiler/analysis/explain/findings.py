@@ -175,7 +175,7 @@ def ranked(
             made = of_rule(own, name.split(" ")[0], rule, replay_of.get(rule.change), known)
             if made is not None:
                 found[name] = replace(made, reason=reason)
-        listed += with_rest(own, without_superfluous(found))
+        listed += with_rest(own, without_superfluous(found, own))
     return in_order(listed)
 
 

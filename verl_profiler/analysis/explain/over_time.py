@@ -335,7 +335,9 @@ def _changes(
         ]
         lost = {step: length * (1 - shape.kept[step]) for step, length in series.items()}
         where = in_few(lost).get("where", "") if finding == "uneven_times" else ""
-        culprit = Culprit("phase", phase, f"{text}{since}{more}", where, evidence=evidence)
+        cells = {(phase, phase): sum(lost.values())} if phase != "gen" else {}
+        about = f"{text}{since}{more}"
+        culprit = Culprit("phase", phase, about, where, evidence=evidence, cells=cells)
         finding = finding or ("grows" if shape.since is None else "changed")
         changed.setdefault((finding, shape.since), []).append((lost, culprit))
 
@@ -400,7 +402,10 @@ def _changes(
         text = culprit.text + (f"; also {', '.join(others)}" if others else "")
         steps = dict.fromkeys(step for lost, _ in each for step in lost)
         together = {step: sum(lost.get(step, 0.0) for lost, _ in each) for step in steps}
-        found.append((name, together, replace(culprit, text=text)))
+        cells = {cell: lost_s for _, other in each for cell, lost_s in other.cells.items()}
+        # What is lost in gen has no place of its own.
+        cells = cells if len(cells) == len(each) else {}
+        found.append((name, together, replace(culprit, text=text, cells=cells)))
     return found
 
 

@@ -27,6 +27,7 @@ from verl_profiler.analysis.explain.calls import (
     requests_of,
     undivided_share,
 )
+from verl_profiler.analysis.explain.engine_speed import by_load, decoding
 from verl_profiler.analysis.explain.iteration_times import pass_times
 from verl_profiler.analysis.explain.model import (
     WEIGHT_SYNC,
@@ -105,6 +106,7 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[Model]:
     pools = pools_of(tables, within, rows.tools)
     polls, uneven = polls_of(tables, steps), uneven_us(tables, steps)
     memory_bound, passes = memory_bound_steps(tables, steps), pass_times(tables)
+    cells = decoding(tables, (min(steps), max(steps)))
     found: list[Model] = []
     for run, own in by_run(wholes).items():
         keys = [(run, whole["step"]) for whole in own]
@@ -117,7 +119,8 @@ def step_models(tables: Tables, steps: Sequence[int]) -> list[Model]:
             for each in rollouts
         ]
         known = [group for group, each in zip(groups, rollouts, strict=True) if each.requests]
-        speeds = replica_speeds(known, passes.get(run, {}))
+        loads = by_load(cells[run]) if run in cells else None
+        speeds = replica_speeds(known, passes.get(run, {}), loads)
         models = [
             _model(
                 whole,

@@ -11,22 +11,12 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
+from verl_profiler.analysis.explain.engine_speed import ReplicaLoads
 from verl_profiler.analysis.explain.iteration_times import PassTimes
 from verl_profiler.analysis.explain.speed import Speed, time_us, times_by_load
 
 SLOWER = 1.2
 """A replica is slower than the others if its time per token is higher by this factor."""
-
-# Minimum number of calls and minimum range of loads for a fit; number of calls at which a replica's
-# own line has the same weight as that of all replicas.
-_FITTED_CALLS = 20
-_LOAD_RATIO = 1.5
-_SHRUNK_CALLS = 20
-# Loads are means over forward passes, which depend on the fit: number of iterations.
-_ROUNDS = 3
 
 
 class Speeds(NamedTuple):
@@ -51,14 +41,14 @@ class Speeds(NamedTuple):
     most_read: Mapping[str, int] = {}
 
 
-# Of each call in a row: mean load of its forward passes, its tokens, its decoding time in microseconds.
-_Seen: TypeAlias = "NDArray[np.float64]"
 # The calls of a replica in a step, by its name.
 _Groups: TypeAlias = Sequence[tuple[str, Sequence[dict[str, Any]]]]
 
 
 def replica_speeds(
-    steps: Sequence[Mapping[str, Sequence[dict[str, Any]]]], passes: Mapping[str, PassTimes]
+    steps: Sequence[Mapping[str, Sequence[dict[str, Any]]]],
+    passes: Mapping[str, PassTimes],
+    loads: ReplicaLoads | None,
 ) -> Speeds:
     """Take the replicas' speeds from their iterations if these were read, otherwise from the calls.
 
@@ -67,36 +57,18 @@ def replica_speeds(
     Args:
         steps: The calls of each step by replica, of one run.
         passes: By replica, as `pass_times` returns them.
+        loads: What is fitted to the calls; None without any in the engines.
     """
     groups = [(replica, group) for each in steps for replica, group in each.items()]
-    return _speeds_of_passes(groups, passes) or _speeds_of_calls(groups)
+    return _speeds_of_passes(groups, passes) or _speeds_of_calls(groups, loads)
 
 
-def _speeds_of_calls(groups: _Groups) -> Speeds:
-    """Fit how load slows replicas down, over all steps, and the work of each call.
-
-    A forward pass generates one token per call, so the relevant load is
-    the mean over passes; the mean over time is higher, as passes with many calls take longer.
-    """
+def _speeds_of_calls(groups: _Groups, loads: ReplicaLoads | None) -> Speeds:
+    """Take how load slows replicas down from the fit to all calls, and integrate the work of each."""
     found = Speeds()
-    for _ in range(_ROUNDS):
-        seen: dict[str, list[tuple[float, int, float]]] = {}
-        for replica, group in groups:
-            speed = found.slowness_of.get(replica, found.slowness)
-            _integrate(group, speed, by_load=True)
-            loads = [call["work"] for call in group]
-            _integrate(group, speed)
-            seen.setdefault(replica, []).extend(
-                (load / call["work"], _decoded_tokens(call), call["ended_us"] - call["decoding_us"])
-                for load, call in zip(loads, group, strict=True)
-                if call["ended_us"] > call["decoding_us"] and (call["response_tokens"] or 0) > 1
-            )
-        if not any(seen.values()):
-            break
-        columns = {name: [*zip(*own, strict=True)] or [()] * 3 for name, own in seen.items()}
-        found = _fitted({name: np.array(own, np.float64) for name, own in columns.items()})
-        if not found.slowness[1]:
-            break
+    if loads is not None:
+        line, lines = loads.lines()
+        found = Speeds(line, lines, loads.error, loads.varied)
     for replica, group in groups:
         _integrate(group, found.slowness_of.get(replica, found.slowness))
     return found
@@ -181,61 +153,10 @@ def _decoded_tokens(call: Mapping[str, Any]) -> int:
     return call["response_tokens"] - (call["prefill_us"] is not None)
 
 
-def _fitted(seen: Mapping[str, _Seen]) -> Speeds:
-    """Fit time per token = a + b load to all replicas, with a factor per replica, then to each.
-
-    The replicas' factors and lines are shrunk towards their common value, the lines with pseudo-observations.
-    """
-    load, tokens, time_us = np.concatenate([*seen.values()], axis=1)
-    if not tokens.sum():
-        return Speeds()
-    count = len(load)
-    varied = count >= _FITTED_CALLS and load.max() >= _LOAD_RATIO * load.min()
-    prior_us = _SHRUNK_CALLS * time_us.mean()
-    factors = dict.fromkeys(seen, 1.0)
-    line, error = (float(time_us.sum() / tokens.sum()), 0.0), 0.0
-    for _ in range(_ROUNDS if len(seen) > 1 else 1):
-        scaled = [own / [[1], [1], [factors[replica]]] for replica, own in seen.items()]
-        line, error = _line(np.concatenate(scaled, axis=1), sloped=varied)
-        for replica, own in seen.items():
-            expected_us = (own[1] * (line[0] + line[1] * own[0])).sum()
-            factors[replica] = float((own[2].sum() + prior_us) / (expected_us + prior_us))
-    lines: dict[str, Speed] = {}
-    for replica, own in seen.items():
-        a, b = lines[replica] = factors[replica] * line[0], factors[replica] * line[1]
-        if b:
-            some = tokens * _SHRUNK_CALLS / count
-            made = np.stack([load, some, some * (a + b * load)])
-            lines[replica], _ = _line(np.concatenate([own, made], axis=1), sloped=True)
-    return Speeds(line, lines, error, varied)
-
-
-def _line(seen: _Seen, *, sloped: bool) -> tuple[tuple[float, float], float]:
-    """Fit time per token = a + b load, weighted by tokens; b = 0 if load has no effect.
-
-    Returns:
-        (a, b), both non-negative; the relative standard error of b.
-    """
-    load, tokens, time_us = seen
-    time_mean = float(time_us.sum() / tokens.sum())
-    load_mean = float((tokens * load).sum() / tokens.sum())
-    apart = load - load_mean
-    spread = float((tokens * apart**2).sum())
-    b = float((apart * (time_us - tokens * time_mean)).sum()) / spread if sloped and spread else 0.0
-    if b * load_mean < 0.02 * time_mean:
-        return (time_mean, 0.0), 0.0
-    a = time_mean - b * load_mean
-    # From the residuals (heteroscedastic), as scatter depends on length and load.
-    rests = float(((apart * (time_us - tokens * (a + b * load))) ** 2).sum())
-    return ((a, b) if a > 0 else (0.0, time_mean / load_mean)), rests**0.5 / spread / b
-
-
 def _integrate(
     calls: Sequence[dict[str, Any]],
     speed: Speed,
     during_prefill: float | None = None,
-    *,
-    by_load: bool = False,
 ) -> None:
     """Set each call's `work` to the forward passes of its replica during its decoding.
 
@@ -243,7 +164,6 @@ def _integrate(
         calls: Of one replica and step.
         speed: By the number of calls that run; with `during_prefill`, of those that decode.
         during_prefill: The factor by which passes are fewer while a call is in prefill.
-        by_load: Count each pass as often as calls run.
     """
     points = sorted(
         (call[moment], order, place)
@@ -256,8 +176,7 @@ def _integrate(
         factor = 1.0 if during_prefill is None or not prefilling else during_prefill
         running = decoding if during_prefill is not None else decoding + prefilling
         if running:
-            passes = (moment - before) / times[running] * factor
-            done += passes * running if by_load else passes
+            done += (moment - before) / times[running] * factor
         before = moment
         if order == 0:
             prefilling += 1

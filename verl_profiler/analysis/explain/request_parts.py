@@ -21,6 +21,7 @@ from verl_profiler.analysis.explain.concentration import (
     lost_in,
     lost_to,
 )
+from verl_profiler.analysis.explain.engine_speed import in_work
 from verl_profiler.analysis.explain.model import (
     Call,
     Model,
@@ -33,7 +34,7 @@ from verl_profiler.analysis.explain.model import (
     tool_lengths,
 )
 from verl_profiler.analysis.explain.rules import LATE_START, UNEXPLAINED
-from verl_profiler.analysis.explain.work import LATER, LITTLE, Earlier, in_work
+from verl_profiler.analysis.explain.work import LATER, LITTLE, Earlier
 from verl_profiler.analysis.selection import by_run, grouped
 from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.units import counted, seconds

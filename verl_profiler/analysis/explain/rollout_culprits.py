@@ -16,20 +16,22 @@ from verl_profiler.analysis.explain.concentration import (
     lost_to,
     places_of,
 )
+from verl_profiler.analysis.explain.engine_speed import (
+    MUCH_SLOWER,
+    ReplicaLoads,
+    Speeds,
+    by_load,
+    in_work,
+    worker_slowness,
+)
 from verl_profiler.analysis.explain.over_time import CALLS_OF, FIRST_STEPS, Shape, shape_of
 from verl_profiler.analysis.explain.replica_speed import SLOWER
 from verl_profiler.analysis.explain.stragglers import REASONS
 from verl_profiler.analysis.explain.work import (
     LATER,
-    MUCH_SLOWER,
     Earlier,
-    ReplicaLoads,
-    Speeds,
-    by_load,
-    in_work,
     tails,
     tool_work,
-    worker_slowness,
 )
 from verl_profiler.analysis.selection import (
     Rows,
@@ -157,6 +159,10 @@ def workers(earlier: Earlier) -> Iterator[Named]:
             continue
         if reason == "tool" and not _slower_calls(tables, run, culprit.who, steps):
             # Their tools explain it: they take as long elsewhere, or are called nowhere else.
+            continue
+        if reason == "late" and (run, culprit.who) in {
+            (each.run, each.culprit.who) for each in late_workers(earlier)
+        }:
             continue
         late = replace(culprit, because=because)
         yield Named(run, "slow_worker", late, lost if named else None)

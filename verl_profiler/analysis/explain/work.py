@@ -7,14 +7,11 @@ slow tool, failed calls, prefill, routing, tokens), and measures how much earlie
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from itertools import combinations_with_replacement
-from statistics import linear_regression, median
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
-
-import numpy as np
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from verl_profiler.analysis.explain.calls import CROWDED, CROWDED_CALLS
 from verl_profiler.analysis.explain.changes import without_queue
@@ -26,10 +23,17 @@ from verl_profiler.analysis.explain.concentration import (
     lost_to,
     places_of,
 )
+from verl_profiler.analysis.explain.engine_speed import (
+    MORE,
+    ReplicaLoads,
+    by_load,
+    decoding,
+    in_work,
+)
 from verl_profiler.analysis.explain.model import Call, Tools, Work, measured_us
 from verl_profiler.analysis.explain.rebuilding import TOKEN_PART
-from verl_profiler.analysis.selection import Rows, Steps, by_run, grouped, in_steps, nested
-from verl_profiler.reading.tables.derivations import IN_ENGINE, SYNCHRONOUS
+from verl_profiler.analysis.selection import Rows, Steps, by_run, in_steps
+from verl_profiler.reading.tables.derivations import SYNCHRONOUS
 from verl_profiler.units import counted, seconds, share
 
 if TYPE_CHECKING:
@@ -52,21 +56,10 @@ _ENDED = """
 SELECT run, step, name, request_id, sample, begin_us, end_us, turns, generated_tokens, engine_us, detailed
 FROM requests WHERE finished AND NOT validate
 """
-# Steps in whose requests an asynchronous step's samples may have begun, before it.
-_BEFORE = 4
 # Less of the requests' time than this costs no step of an asynchronous run enough.
 LITTLE = 0.01
 # A worker is late if its requests start so many times as long after their dispatch as those of the others.
 LATER = 3
-
-
-def in_work(steps: Steps) -> str:
-    """Return the SQL condition of the requests of `steps`; those of an asynchronous run begin before them."""
-    if steps is None:
-        return "true"
-    first, last = steps
-    early = f"step BETWEEN {int(first) - _BEFORE} AND {int(last)} AND NOT {SYNCHRONOUS}"
-    return f"({in_steps(steps)} OR {early})"
 
 
 class Earlier:
@@ -703,187 +696,7 @@ def long_inputs(earlier: Earlier) -> Iterator[Named]:
 
 # A replica gets more sessions than others if they are so many times an equal share, and so many standard
 # deviations of chance more.
-_MORE, _DEVIATIONS = 1.3, 4
-# Calls are much slower if they take so many times as long as the others.
-MUCH_SLOWER = 1.5
-# Load explains a replica's speed if the other replicas' line is at most so far off.
-_OFF = 0.2
-
-
-# What a token takes longer for: how many calls run, their tokens, and other calls' prefill, per token.
-_DEMANDS = {
-    "batch": "batch",
-    "held": "batch_tokens",
-    "prefill": "others_prefill_us / decoded_tokens",
-}
-_PAIRS = tuple(combinations_with_replacement(_DEMANDS, 2))
-_SUMS = {
-    "tokens": "decoded_tokens",
-    "us": IN_ENGINE,
-    **{name: f"{each} * decoded_tokens" for name, each in _DEMANDS.items()},
-    **{f"{name}_us": f"{each} * {IN_ENGINE}" for name, each in _DEMANDS.items()},
-    **{f"{a}_{b}": f"{_DEMANDS[a]} * {_DEMANDS[b]} * decoded_tokens" for a, b in _PAIRS},
-}
-
-
-def decoding(tables: Tables, steps: Steps, most: int = 100_000) -> dict[str, Rows]:
-    """Return sums over the decoded tokens of each step, replica and worker, by run: of time, demands and their products.
-
-    Of more than `most` in all, those of the workers are added up: memory must not grow with the calls.
-    """
-    rows = tables.rows(
-        f"""
-        WITH cells AS MATERIALIZED (
-            SELECT run, step, engine_name AS replica, name AS worker, count(DISTINCT request_id) AS sessions,
-                {", ".join(f"sum({each}) AS {name}" for name, each in _SUMS.items())}
-            FROM engine_call_times WHERE NOT validate AND engine_name IS NOT NULL AND {IN_ENGINE} > 0
-                AND decoded_tokens > 0 AND batch > 0 AND {in_work(steps)} GROUP BY ALL
-        )
-        SELECT run, step, replica,
-            CASE WHEN (SELECT count(*) FROM cells) <= {most} THEN worker ELSE '' END AS worker,
-            {", ".join(f"sum({each})::DOUBLE AS {each}" for each in ("sessions", *_SUMS))}
-        FROM cells GROUP BY ALL ORDER BY ALL
-        """
-    )
-    return by_run(rows)
-
-
-def by_load(cells: Rows, who: str = "replica") -> ReplicaLoads:
-    """Return how long replicas, or workers, take per token, and by what they have to do besides.
-
-    What each demand adds is that of calls of the same one, so that it is not taken for slow because it has more
-    calls than others, longer ones, or more prefill; unknown if its calls all ran at the same load.
-    """
-    rows: Rows = []
-    spread = dict.fromkeys(_PAIRS, 0.0)
-    joint = dict.fromkeys(_DEMANDS, 0.0)
-    for (step, name), own in grouped(cells, "step", who).items():
-        sums = {each: sum(cell[each] for cell in own) for each in ("sessions", *_SUMS)}
-        means = {each: sums[each] / sums["tokens"] for each in (*_DEMANDS, "us")}
-        for a, b in _PAIRS:
-            spread[a, b] += sums[f"{a}_{b}"] - sums[a] * means[b]
-        for each in _DEMANDS:
-            joint[each] += sums[f"{each}_us"] - sums[each] * means["us"]
-        sizes = {"tokens": sums["tokens"], "sessions": sums["sessions"]}
-        rows.append({"step": step, "who": name, **sizes, **means, "token_us": means["us"]})
-    tokens = sum(row["tokens"] for row in rows)
-    means = {each: sum(row[each] * row["tokens"] for row in rows) / tokens for each in _DEMANDS}
-    # Demands that differ by less than a tenth establish nothing.
-    apart = [
-        each for each in _DEMANDS if spread[each, each] / tokens > (0.1 * means[each]) ** 2 > 0
-    ]
-    slopes = dict.fromkeys(_DEMANDS, 0.0) | _slopes(apart, spread, joint)
-    if "batch" in apart:
-        return ReplicaLoads(rows, slopes)
-    between = _slope_between(rows) if len(rows) > 1 else None
-    return ReplicaLoads(rows, slopes | {"batch": between or 0.0}, is_known=between is not None)
-
-
-def _slopes(
-    demands: Sequence[str],
-    spread: Mapping[tuple[str, str], float],
-    joint: Mapping[str, float],
-) -> dict[str, float]:
-    """Fit what each demand adds to the time per token, to all of them at once; none makes it shorter."""
-    kept, fixed = [*demands], dict[str, float]()
-    while kept:
-        units = [spread[each, each] ** 0.5 for each in kept]
-        alike = [
-            [spread.get((a, b), spread.get((b, a), 0.0)) / (units[i] * units[j])
-             for j, b in enumerate(kept)] for i, a in enumerate(kept)
-        ]  # fmt: skip
-        own = [joint[each] / unit for each, unit in zip(kept, units, strict=True)]
-        found = np.linalg.lstsq(np.array(alike), np.array(own), rcond=None)[0]
-        slopes = {e: float(s) / unit for e, s, unit in zip(kept, found, units, strict=True)}
-        if found.min() < 0:
-            kept.pop(int(found.argmin()))
-        elif slopes.get("prefill", 0.0) > 1:
-            # At most it stops decoding.
-            fixed = {"prefill": 1.0}
-            kept.remove("prefill")
-            joint = {each: joint[each] - spread[each, "prefill"] for each in kept}
-        else:
-            return fixed | slopes
-    return fixed
-
-
-# By step and who: microseconds per token, and what the others' median takes with its demands.
-Speeds: TypeAlias = "dict[int, dict[str, tuple[float, float]]]"
-
-
-class ReplicaLoads(NamedTuple):
-    """Time per token and demands of each replica, or worker, and step, and what one more of each demand adds."""
-
-    rows: Rows
-    slopes: Mapping[str, float]
-    is_known: bool = True
-
-    def slowness(self) -> Speeds:
-        """Return the time per token of each, and that of the others' median with its demands, by step.
-
-        Microseconds.  Empty if loads differ and their effect is unknown.
-        """
-        found: Speeds = {}
-        for step, own in grouped(self.rows, "step").items():
-            loads = [row["batch"] for row in own]
-            if not self.is_known and max(loads) > _MORE * min(loads):
-                continue
-            # Per token, without others' prefill, which is not this one's speed.
-            own_us = {
-                row["who"]: row["token_us"] - self.slopes["prefill"] * row["prefill"] for row in own
-            }
-            more_us = {
-                row["who"]: sum(self.slopes[each] * row[each] for each in ("batch", "held"))
-                for row in own
-            }
-            for who, us in own_us.items():
-                others = [own_us[other] - more_us[other] for other in own_us if other != who]
-                if others and us > 0:
-                    alike = max(median(others) + more_us[who], 1.0)
-                    found.setdefault(step, {})[who] = us, alike
-        return found
-
-    def by_step(self) -> dict[int, float]:
-        """Return the seconds per token of each step, as if all steps had the same demands."""
-        whole, tokens = dict[int, float](), dict[int, float]()
-        for row in self.rows:
-            own = sum(slope * row[each] for each, slope in self.slopes.items())
-            whole[row["step"]] = whole.get(row["step"], 0.0) + row["tokens"] * own
-            tokens[row["step"]] = tokens.get(row["step"], 0.0) + row["tokens"]
-        demands = sum(whole.values()) / sum(tokens.values())
-        spent = dict.fromkeys(tokens, 0.0)
-        for row in self.rows:
-            spent[row["step"]] += row["tokens"] * row["token_us"]
-        return {
-            step: ((spent[step] - whole[step]) / tokens[step] + demands) / 1e6 for step in tokens
-        }
-
-    def much_slower(self) -> dict[int, tuple[str, float]]:
-        """Return by step which takes most times as long as the others, and how many, if it is much longer."""
-        found: dict[int, tuple[str, float]] = {}
-        for step, own in self.slowness().items():
-            times = {who: us / alike for who, (us, alike) in own.items()}
-            most = max(times, key=lambda who: times[who])
-            if times[most] >= MUCH_SLOWER:
-                found[step] = most, times[most]
-        return found
-
-
-def worker_slowness(cells: Rows) -> Speeds:
-    """Return each worker's time per token, and that of the others on the same replicas at its load, by step."""
-    sums: dict[tuple[int, str], list[float]] = {}
-    for own in grouped(cells, "replica").values():
-        tokens = nested(own, "tokens", "step", "worker")
-        for step, each in by_load(own, "worker").slowness().items():
-            for who, (us, alike) in each.items():
-                many = tokens[step][who]
-                total = sums.setdefault((step, who), [0.0, 0.0, 0.0])
-                for place, more in enumerate((many, us * many, alike * many)):
-                    total[place] += more
-    found: Speeds = {}
-    for (step, who), (many, us, alike) in sums.items():
-        found.setdefault(step, {})[who] = us / many, alike / many
-    return found
+_DEVIATIONS = 4
 
 
 def routing(earlier: Earlier) -> Iterator[Named]:
@@ -908,7 +721,7 @@ def routing(earlier: Earlier) -> Iterator[Named]:
         who = max(sessions, key=lambda each: (sessions[each], each))
         equal = every / many
         off = _DEVIATIONS * equal**0.5
-        more = sessions[who] >= max(_MORE * equal, equal + off)
+        more = sessions[who] >= max(MORE * equal, equal + off)
         if many < 2 or not (more or (idle and equal >= off)):
             continue
         cuts = f"""
@@ -935,21 +748,6 @@ def routing(earlier: Earlier) -> Iterator[Named]:
             text += f", {idle} of which serve{'s' * (idle == 1)} none"
         where = f"in {len(places)} steps"
         yield lost_to(run, "skewed_routing", "replica", who, places, text=text, where=where)
-
-
-def _slope_between(rows: Rows) -> float | None:
-    """Return what load adds to the time per token, over replicas; None unless it explains the slowest one.
-
-    The line is that of the other replicas, at their different loads.
-    """
-    slowest = max(rows, key=lambda row: row["token_us"])
-    others = [row for row in rows if row["who"] != slowest["who"]]
-    loads = [row["batch"] for row in others]
-    if len(others) < 2 or max(loads) < _MORE * min(loads):
-        return None
-    slope, constant = linear_regression(loads, [row["token_us"] for row in others])
-    off = constant + slope * slowest["batch"] - slowest["token_us"]
-    return slope if slope > 0 and abs(off) <= _OFF * slowest["token_us"] else None
 
 
 def _few_at_once(tables: Tables, steps: Steps) -> Rows:
