@@ -419,7 +419,7 @@ def test_a_chart_is_drawn_when_it_comes_into_view(browser, small, width):
     assert count > 8
     title = "[...document.querySelectorAll('figure.view h3')].map((each) => each.innerText)"
     assert (
-        "24 % of the critical path is polling, 22 % update_actor; <0.1 % is unattributed"
+        "24 % of the critical path is polling, 20 % update_actor; <0.1 % is unattributed"
         in browser.evaluate(title)
     )
     assert not browser.messages
