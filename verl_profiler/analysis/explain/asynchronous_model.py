@@ -279,7 +279,8 @@ class _Rebuilding:
                     dispatched.add(trigger)
         if ended:
             synced = (place for place, span in enumerate(spans) if span.state == WEIGHT_SYNC)
-            dispatched |= {spans[place + 1].begin_us for place in synced if place + 1 < len(spans)}
+            # After the last of the cycle comes the first.
+            dispatched |= {spans[(place + 1) % len(spans)].begin_us for place in synced}
         if not dispatched:
             raise RefusedError("no sample was dispatched in the replayed steps")
         operations: list[Operation] = []
