@@ -18,8 +18,6 @@ from verl_profiler.views.overview_text import TABLES, device_line, of_which, ove
 STEPS = 100
 NAMES = ("rehearsal_run", "colocate_async_run")
 RUNS = [SMALL, *map(cached, NAMES)]
-# Its devices generate and train nearly all of the time, with three steps to judge by.
-AT_WORK = "colocate_async_run"
 
 
 def lookup_s(step):
@@ -84,9 +82,7 @@ def test_every_recorded_run_has_20_lines(run, capsys):
     assert lines[1].startswith("phase ")
     gains = [line for line in lines if line.startswith("   gain: ")]
     assert gains
-    if run.name == AT_WORK:
-        assert ["   gain: none measured"] == [gain.partition(",")[0] for gain in gains]
-    assert (run.name != AT_WORK) == any(line.startswith("   fix: ") for line in lines)
+    assert any(line.startswith("   fix: ") for line in lines)
     assert lines[-1].startswith("Data quality")
 
 

@@ -52,6 +52,8 @@ def test_one_step_of_a_real_run(capsys, tmp_path):
     ]
     assert sorted(places) == places
     assert "update_actor" in text
+    # What a step is for.
+    assert "\n   gain: none measured, of " in text
     # A file to paste keeps its lines.
     assert "paste: trainer.test_freq=5\n" in text
     assert "\n        class FastPoll(ReplayBuffer):\n" in text
