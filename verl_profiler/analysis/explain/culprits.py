@@ -397,7 +397,6 @@ _GATHERED: tuple[Callable[[work.Earlier], Iterable[Named]], ...] = (
     _ranks,
     rollout_culprits.requests,
     rollout_culprits.workers,
-    rollout_culprits.late_workers,
     rollout_culprits.tools,
     rollout_culprits.replicas,
     rollout_culprits.slow_replicas,

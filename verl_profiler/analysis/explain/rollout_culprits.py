@@ -133,8 +133,11 @@ def shares_of(tables: Tables, column: str, table: str, steps: Steps) -> dict[str
 
 
 def workers(earlier: Earlier) -> Iterator[Named]:
-    """Find the worker whose requests end after all others'."""
+    """Find the worker whose requests end after all others', and the one whose requests start after all others'."""
     tables, steps = earlier.tables, earlier.steps
+    late_starts = [*_late_workers(earlier)]
+    yield from late_starts
+    late_ones = {(each.run, each.culprit.who) for each in late_starts}
     rows = tables.rows(
         f"""
         WITH ends AS (
@@ -160,9 +163,7 @@ def workers(earlier: Earlier) -> Iterator[Named]:
         if reason == "tool" and not _slower_calls(tables, run, culprit.who, steps):
             # Their tools explain it: they take as long elsewhere, or are called nowhere else.
             continue
-        if reason == "late" and (run, culprit.who) in {
-            (each.run, each.culprit.who) for each in late_workers(earlier)
-        }:
+        if reason == "late" and (run, culprit.who) in late_ones:
             continue
         late = replace(culprit, because=because)
         yield Named(run, "slow_worker", late, lost if named else None)
@@ -176,7 +177,7 @@ WHERE NOT r.validate AND r.{SYNCHRONOUS}
 """
 
 
-def late_workers(earlier: Earlier) -> Iterator[Named]:
+def _late_workers(earlier: Earlier) -> Iterator[Named]:
     """Find the worker of a synchronous run whose requests start much later than those of all others."""
     cuts = f"""
         WITH begun AS ({_BEGUN} AND {in_steps(earlier.steps, "r.step")}), means AS (

@@ -694,7 +694,7 @@ def long_inputs(earlier: Earlier) -> Iterator[Named]:
         yield named._replace(lost_s=lost_in(places) + lost_s)
 
 
-# A replica gets more sessions than others if they are so many times an equal share, and so many standard
+# A replica gets more sessions than others if they are MORE times an equal share, and so many standard
 # deviations of chance more.
 _DEVIATIONS = 4
 
